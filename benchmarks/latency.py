@@ -30,11 +30,11 @@ Percentiles = tuple[float, float, float]
 
 #: What a transaction consists of. Steps before it, and the notes after it, do not count.
 _TRANSACTION = (
-    TracedStep.BEGIN,
-    TracedStep.PRODUCE,
-    TracedStep.FLUSH,
-    TracedStep.OFFSETS,
-    TracedStep.COMMIT,
+    Step.BEGIN,
+    Step.PRODUCE,
+    Step.FLUSH,
+    Step.OFFSETS,
+    Step.COMMIT,
 )
 
 
@@ -219,7 +219,7 @@ def _transaction_ms(application_id: str, since: float, until: float) -> float | 
     found = [
         sum(batch.seconds.get(step.value, 0.0) for step in _TRANSACTION) * 1000
         for batch in (() if journal is None else journal.batches)
-        if since <= batch.ended_at <= until and batch.seconds.get(TracedStep.COMMIT.value)
+        if since <= batch.ended_at <= until and batch.seconds.get(Step.COMMIT.value)
     ]
     return statistics.median(found) if found else None
 

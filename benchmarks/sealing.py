@@ -17,7 +17,7 @@ import click
 import pyarrow as pa
 
 from benchmarks.kafka import Cluster
-from kafka_eos_source.commit.interfaces import Producer
+from kafka_eos_source.commit.request import Producer
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import TransactionalProducer

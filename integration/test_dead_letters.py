@@ -18,8 +18,8 @@ from integration.support.query import Query
 from integration.test_sink_kills import killed_at
 from integration.test_sink_stream import rows, spec
 from kafka_eos_source import invalid_record, map_in_read, record_origin
-from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.protocol.dead_letters import DeadLetter
+from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.state import apply_with_changelog_state
 from kafka_eos_source.state.vector.function import KeyedBatch
@@ -50,10 +50,10 @@ def test_dead_letters_are_written_once_although_the_driver_is_killed(
     offsets = end_offsets(broker, source)
     for letter in letters:
         headers = dict(letter.headers or [])
-        assert headers[dead_letters.ERROR] == b"Seven"
-        assert headers[dead_letters.ORIGIN_TOPIC] == source.encode()
-        partition = int(headers[dead_letters.ORIGIN_PARTITION])
-        assert int(headers[dead_letters.ORIGIN_OFFSET]) < offsets[partition]
+        assert headers[records.ERROR] == b"Seven"
+        assert headers[records.ORIGIN_TOPIC] == source.encode()
+        partition = int(headers[records.ORIGIN_PARTITION])
+        assert int(headers[records.ORIGIN_OFFSET]) < offsets[partition]
 
 
 class Checked(Query):
@@ -167,8 +167,8 @@ def test_sinks_outside_kafka_get_no_marked_rows_and_their_letters_are_in_kafka(
     ]
     found = checked.letters()
     assert {value: each.holds for value, each in found.items()} == {
-        **dict.fromkeys(checked.bad, dead_letters.INPUT),
-        "00003": dead_letters.OUTPUT,
+        **dict.fromkeys(checked.bad, records.INPUT),
+        "00003": records.OUTPUT,
     }
     checked.check_origin_of_letters()
 
@@ -269,9 +269,9 @@ def test_marked_rows_and_records_that_are_too_large_become_dead_letters(
     )
     assert writer.start().awaitTermination(120)
     assert values(read_back(broker, query.sink)) == ["good"]
-    letters = {dict(each.headers)[dead_letters.ERROR]: each for each in read_back(broker, dead)}
+    letters = {dict(each.headers)[records.ERROR]: each for each in read_back(broker, dead)}
     assert letters[b"InvalidRecord"].value == b"bad"
     large = letters[b"RecordTooLarge"]
-    assert dict(large.headers)[dead_letters.VALUE_BYTES] == b"30000"
+    assert dict(large.headers)[records.VALUE_BYTES] == b"30000"
     assert large.value == b"x" * len(large.value)
     assert len(letters) == 2

@@ -33,13 +33,13 @@ from integration.support.kafka import (
 from integration.support.security import PASSWORDS, SecuredCluster
 from integration.test_sink_stream import rows
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import session
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit import micro_batch
 from kafka_eos_source.errors import ForeignQueryError, TokenMissingError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.staging import stage
 
@@ -68,12 +68,12 @@ class Query:
         """Commits a batch, by the running driver or, if ``restarted``, by one that has just started."""
         options = parse_write(self._options, streaming=True)
         if restarted:
-            while session._sessions:  # a new process has no cached sessions
-                session._sessions.popitem()[1].drop()
+            while micro_batch._sessions:  # a new process has no cached sessions
+                micro_batch._sessions.popitem()[1].drop()
         batch = pa.record_batch({"value": pa.array([value.encode() for value in staged])})
         part = stage([batch], batch.schema, folder=None, batch="", inline_bytes=0, topic=self.sink)
         folder = StagingFolder.at(f"{self.checkpoint}/kafka-eos/staging")
-        return session.commit_micro_batch(options, folder, [part], batch_id).step
+        return micro_batch.commit_micro_batch(options, folder, [part], batch_id).step
 
     def run(self, batch_id: int, first: int, end: int) -> None:
         """Runs one batch, from its records in the source to Spark's commit log."""

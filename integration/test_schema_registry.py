@@ -38,7 +38,7 @@ from integration.support.tls_registry import PASSWORD, USER, TlsRegistry, tls_re
 from integration.test_sink_stream import spec
 from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry, undecodable_record
 from kafka_eos_source.errors import AuthorizationError, RegistryUnavailableError
-from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.protocol import records
 
 needs_arrow_udfs = pytest.mark.skipif(
     not hasattr(f, "arrow_udf"), reason="from_registry needs the Arrow UDFs of PySpark 4.1"
@@ -124,10 +124,10 @@ def test_writers_schemas_may_change_while_the_query_runs(world: World) -> None:
     first, second = read_back(world.broker, world.dead)
     assert first.value == b"not framed"
     headers = dict(first.headers or [])
-    assert headers[dead_letters.ERROR] == b"UndecodableRecord"
-    assert b"magic byte" in (headers[dead_letters.MESSAGE] or b"")
-    assert headers[dead_letters.ORIGIN_OFFSET] == b"3"
-    message = dict(second.headers or [])[dead_letters.MESSAGE] or b""
+    assert headers[records.ERROR] == b"UndecodableRecord"
+    assert b"magic byte" in (headers[records.MESSAGE] or b"")
+    assert headers[records.ORIGIN_OFFSET] == b"3"
+    message = dict(second.headers or [])[records.MESSAGE] or b""
     assert f"schema id {unfit} does not fit the reader schema".encode() in message
 
 
@@ -194,7 +194,7 @@ def test_map_in_read_decodes_and_encodes_inside_the_read(world: World) -> None:
     assert [each["carrier"] for _, each in world.delays()] == [f"c{n}" for n in range(51, 100)]
     (letter,) = read_back(world.broker, world.dead)
     assert letter.value == b"bad"
-    assert dict(letter.headers or [])[dead_letters.ORIGIN_OFFSET] == b"100"
+    assert dict(letter.headers or [])[records.ORIGIN_OFFSET] == b"100"
 
 
 #: What `DELAY_PROTO` describes, as JSON.
@@ -403,8 +403,8 @@ def test_t373_a_document_that_cannot_be_written_again_is_a_dead_letter(world: Wo
     letters = read_back(world.broker, world.dead)
     assert [each.value for each in letters] == bad
     headers = [dict(each.headers or []) for each in letters]
-    assert [each[dead_letters.ORIGIN_OFFSET] for each in headers] == [b"1", b"2", b"3"]
-    assert b"nested more than 254 levels" in (headers[0][dead_letters.MESSAGE] or b"")
+    assert [each[records.ORIGIN_OFFSET] for each in headers] == [b"1", b"2", b"3"]
+    assert b"nested more than 254 levels" in (headers[0][records.MESSAGE] or b"")
 
     failing = world.query.frame().select(from_registry("value", read)["carrier"].alias("value"))
     query = failing.writeStream.format("noop").trigger(availableNow=True).start()

@@ -36,7 +36,7 @@ from integration.support import tools
 from integration.support.kafka import Admin, produce, read_back, transaction, values
 from integration.support.security import SCRAM_PASSWORDS, UNUSED_SECRETS, Said, TlsCluster, tls_cluster
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import direct, session
+from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -111,10 +111,10 @@ def query(cluster: TlsCluster, tmp_path: Path) -> Iterator[Query]:
 def forget_connections() -> None:
     """Ends what this process keeps between two runs, as the end of a driver does."""
     TaskContext._taskContext = None
-    while session._sessions:  # cached sessions would look for a broker that is gone
-        session._sessions.popitem()[1].drop()
-    while direct._producers:
-        direct._producers.popitem()[1].close()
+    while micro_batch._sessions:  # cached sessions would look for a broker that is gone
+        micro_batch._sessions.popitem()[1].drop()
+    while at_least_once._producers:
+        at_least_once._producers.popitem()[1].close()
     POOL.close()
 
 

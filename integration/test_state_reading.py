@@ -25,7 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, read_back, transaction
 from integration.support.rescaling import killed_at
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline

@@ -33,8 +33,7 @@ from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.kafka.token_topic import TokenTopic, last
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
+from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 IN, OUT = TopicPartition("in", 0), TopicPartition("out", 0)

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from integration.chaos.loop import Run
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state

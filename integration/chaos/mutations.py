@@ -11,19 +11,18 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 
 from kafka_eos_source.commit import (
-    direct,
+    at_least_once,
     identity_file,
     machine,
+    micro_batch,
     ownership,
-    session,
-    shard_checks,
+    report_checks,
     transaction,
     verdict,
 )
-from kafka_eos_source.commit.context import CommitContext, Decision, Progress
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.interfaces import Clients
-from kafka_eos_source.commit.verdict import Verdict
+from kafka_eos_source.commit.request import Clients, CommitContext, Decision
+from kafka_eos_source.commit.steps import Progress
+from kafka_eos_source.commit.verdict import Held, Verdict
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.fetch import RangeConsumer
@@ -129,12 +128,12 @@ def _token_before_init() -> None:
 
 def _no_plan_check() -> None:
     """Commits rows with whatever offsets the log holds at the time of the commit."""
-    session._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
+    micro_batch._refuse_another_plan = lambda *_: None  # type: ignore[assignment]
 
 
 def _no_report_check() -> None:
     """Commits whatever reports of reading tasks reach the sink (``write=`` of `map_in_read`)."""
-    session.check_staged_reads = lambda *_: None  # type: ignore[assignment]
+    micro_batch.check_staged_reads = lambda *_: None  # type: ignore[assignment]
 
 
 def _no_dead_letters() -> None:
@@ -149,7 +148,7 @@ def _dead_letters_at_once() -> None:
     def send_then_commit(self: Any, messages: Any, batch_id: int) -> None:
         parts = [each.dead_letters for each in messages if each.dead_letters is not None]
         staged = StagedRows(self.folder, str(batch_id), parts)
-        direct.produce(replace(self.options, topic=None), staged.batches())
+        at_least_once.produce(replace(self.options, topic=None), staged.batches())
         commit(self, [replace(each, dead_letters=None) for each in messages], batch_id)
 
     staged_sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
@@ -231,12 +230,12 @@ def _no_proof() -> None:
 
 def _no_trace_of_at_least_once() -> None:
     """Writes batches with at_least_once without leaving a trace in the checkpoint."""
-    direct.set_unproven = lambda *_: None
+    at_least_once.set_unproven = lambda *_: None
 
 
 def _no_mark_of_at_least_once() -> None:
     """Writes batches with at_least_once without marking the token that they do not replace."""
-    direct._mark_token = lambda *_: None
+    at_least_once._mark_token = lambda *_: None
 
 
 def _answers_for_ever() -> None:
@@ -268,12 +267,12 @@ def _no_shard_check() -> None:
 
 def _no_clock_check() -> None:
     """Commits processing times that are in the future."""
-    shard_checks._check_clock = lambda *_: None  # type: ignore[assignment]
+    report_checks._check_clock = lambda *_: None  # type: ignore[assignment]
 
 
 def _no_store_names() -> None:
     """Takes a store without a token for that of a new operator, whatever stores the query had before."""
-    shard_checks._check_store_names = lambda *_: None  # type: ignore[assignment]
+    report_checks._check_store_names = lambda *_: None  # type: ignore[assignment]
 
 
 def _no_beginning() -> None:

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from integration.chaos.stateful import StatefulRun
 from integration.support.kafka import produce, read_back
 from integration.support.stateful import check_running_counts
-from kafka_eos_source.commit import session
+from kafka_eos_source.commit import micro_batch
 from kafka_eos_source.kafka.reader import POOL
 
 ROWS, PER_BATCH, KEYS = 800, 200, 17
@@ -101,6 +101,6 @@ class WindowedCase(Case):
 def clear_process_caches() -> None:
     """Drops everything that the process caches, as if it had ended."""
     TaskContext._taskContext = None
-    while session._sessions:
-        session._sessions.popitem()[1].drop()
+    while micro_batch._sessions:
+        micro_batch._sessions.popitem()[1].drop()
     POOL.close()

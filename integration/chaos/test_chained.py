@@ -19,7 +19,7 @@ from integration.chaos.chained import GRACE_MS, WINDOW_MS, WINDOWS, Event, expec
 from integration.chaos.loop import Checkpoint
 from integration.support.driver import Driver
 from integration.support.kafka import produce, read_back
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 
 EVENTS, PER_BATCH, PARTITIONS = 600, 60, 2
 BEGIN_MS = 1_700_000_000_000

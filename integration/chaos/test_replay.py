@@ -18,7 +18,7 @@ from integration.support.kafka import Admin, await_stable, end_offsets, read_bac
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
 from kafka_eos_source.operate import json_shape, json_shapes
-from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.protocol import records
 
 LETTERS = 50
 STEPS = ("replay.before_begin", "replay.after_flush", "replay.before_commit", "replay.after_commit")
@@ -43,12 +43,12 @@ class Letters:
             "ORIGIN_TIMESTAMP": str(self.time_ms),
             "APPLICATION": "app",
             "BATCH": "7",
-            "HOLDS": dead_letters.INPUT,
+            "HOLDS": records.INPUT,
         }
         named = {name: text for name, text in {**usual, **headers}.items() if text is not None}
         listed = [
             ("trace", b"1"),
-            *((getattr(dead_letters, name), text.encode()) for name, text in named.items()),
+            *((getattr(records, name), text.encode()) for name, text in named.items()),
         ]
         # in a transaction: the log ends with a control record, as that of a query does
         producer = transaction(self.broker, f"letters-{uuid.uuid4().hex[:8]}")
@@ -235,7 +235,7 @@ def test_a_record_that_its_topic_would_delete_at_once_is_refused(letters: Letter
 
 def test_letters_that_cannot_be_sent_are_refused_by_name_and_count(letters: Letters, admin: Admin) -> None:
     letters.write(["in"])
-    letters.write(["out", "out"], HOLDS=dead_letters.OUTPUT)
+    letters.write(["out", "out"], HOLDS=records.OUTPUT)
     letters.write(["cut"], VALUE_BYTES="2000000")
     letters.write(["lost"], ORIGIN_TOPIC=None)
     letters.write(["other"], HOLDS=None)
@@ -301,7 +301,7 @@ def test_open_and_aborted_letters_are_neither_listed_nor_sent(letters: Letters) 
 
 def test_the_table_counts_all_letters_and_shows_the_newest(letters: Letters) -> None:
     letters.write(numbers(0, 30))
-    letters.write(["x"], ERROR="RecordTooLarge", HOLDS=dead_letters.OUTPUT)
+    letters.write(["x"], ERROR="RecordTooLarge", HOLDS=records.OUTPUT)
     shown = CliRunner().invoke(
         main, ["dead-letters", "list", letters.dead, "--bootstrap-servers", letters.broker, "-n", "3"]
     )

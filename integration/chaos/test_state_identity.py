@@ -22,7 +22,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import shard_checks
+from kafka_eos_source.commit import report_checks
 from kafka_eos_source.errors import InvalidOptionError, StateError, StateLostError, TokenMissingError
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
@@ -139,7 +139,7 @@ def test_t341_a_batch_with_a_processing_time_in_the_future_is_refused_and_a_reco
 
     ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + TEN_YEARS_MS * 1_000_000)
     if mutations:
-        monkeypatch.setattr(shard_checks, "_check_clock", lambda *_: None)
+        monkeypatch.setattr(report_checks, "_check_clock", lambda *_: None)
         with monkeypatch.context() as wrong:
             wrong.setattr(shard_module, "time", ahead)
             case.run()

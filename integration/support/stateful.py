@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 from integration.support.alarm import Alarm
 from integration.support.kafka import Record
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state import shard_rows, transform_with_changelog_state
 from kafka_eos_source.state.encoding import layout

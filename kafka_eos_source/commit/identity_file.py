@@ -22,7 +22,7 @@ from kafka_eos_source.commit import refusals
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
-from kafka_eos_source.protocol.writer_version import BY, package_version, writer_of
+from kafka_eos_source.protocol.token import BY, package_version, writer_of
 from kafka_eos_source.runtime.file_systems import file_system, fsync, new_file
 from kafka_eos_source.runtime.folders import make_private
 from kafka_eos_source.runtime.json_input import parse_json

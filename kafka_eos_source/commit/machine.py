@@ -10,7 +10,7 @@ The rules, explained in `docs/guarantees.md`:
   and the token shows whether Kafka committed.
 * If a producer is fenced once, the token shows why. If it is fenced twice, another driver is running.
 * Sinks outside Kafka prepare before the transaction begins, and commit after Kafka has committed
-  (`commit.sink_fate`).
+  (`commit.two_phase`).
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from kafka_eos_source.commit.context import (
+from kafka_eos_source.commit.identity_file import IdentityFile
+from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
+from kafka_eos_source.commit.report_checks import check_reports, check_shards
+from kafka_eos_source.commit.request import (
+    Clients,
     CommitContext,
+    CommitRequest,
     Decision,
+    ProducerSession,
+    StagedBatch,
+    earliest_due,
+)
+from kafka_eos_source.commit.steps import (
+    ABORTED_ON_ERROR,
+    ROLLED_BACK_ON_ERROR,
     OutcomeLostError,
     OvertakenError,
     Progress,
 )
-from kafka_eos_source.commit.interfaces import (
-    Clients,
-    IdentityMarker,
-    NoCheckpoint,
-    NoSinks,
-    ProducerSession,
-    Sinks,
-    StagedBatch,
-)
-from kafka_eos_source.commit.ownership import read_topic_ids, reuse_producer, take_ownership, topics_of
-from kafka_eos_source.commit.request import CommitRequest, earliest_due
-from kafka_eos_source.commit.shard_checks import check_reports, check_shards
-from kafka_eos_source.commit.steps import ABORTED_ON_ERROR, ROLLED_BACK_ON_ERROR, Step
 from kafka_eos_source.commit.transaction import Transaction
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     AbortableError,
@@ -56,8 +56,7 @@ from kafka_eos_source.errors import (
     StateLostError,
     UnavailableError,
 )
-from kafka_eos_source.model import Offsets, ShardReport
-from kafka_eos_source.observe.figures import EventKind, TracedStep
+from kafka_eos_source.observe.figures import EventKind, Step
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.protocol.token import UNDECIDED, Token
 from kafka_eos_source.runtime import failpoints
@@ -90,13 +89,8 @@ class Commit:
     """The commit of one batch.
 
     Args:
-        request: the batch to commit, and how.
-        staged: its rows.
-        clients: clients of the sink's cluster.
-        session: the producer that this process keeps for the transactional id.
-        deadline: time limit of the whole commit.
-        sinks: sinks outside Kafka; None if the query has none.
-        identity_file: the identity file of the checkpoint; None if there is no checkpoint.
+        request, staged, clients, session, deadline, sinks, identity_file: see `CommitContext`. Without sinks,
+            the batch writes only to Kafka.
         trace: measures the commit; None = nobody looks at the figures.
         sleep: pauses between two tries; tests replace it.
     """
@@ -109,7 +103,7 @@ class Commit:
         session: ProducerSession,
         deadline: Deadline,
         sinks: Sinks | None = None,
-        identity_file: IdentityMarker | None = None,
+        identity_file: IdentityFile | None = None,
         trace: Trace | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
@@ -121,8 +115,8 @@ class Commit:
             clients,
             session,
             deadline,
-            NoSinks() if sinks is None else sinks,
-            NoCheckpoint() if identity_file is None else identity_file,
+            Sinks() if sinks is None else sinks,
+            identity_file,
         )
         self._progress = Progress(trace=self._trace)
         self._sleep = sleep
@@ -138,7 +132,7 @@ class Commit:
         """
         deadline = self._context.deadline
         pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
-        self._trace.enter(TracedStep.OPEN)
+        self._trace.enter(Step.OPEN)
         while True:
             try:
                 result = self._try()
@@ -186,7 +180,7 @@ class Commit:
             self._write_genesis(decision)
             return None
         # 3. The identity file. Crash here ⇒ the next start finds the token, and writes the file.
-        if not (decision.batch.versioned or decision.batch.once):
+        if self._context.identity_file is not None:
             self._context.identity_file.write()
         # 4. The batch. Crash here ⇒ see the steps of the function.
         if decision.verdict is Verdict.WRITE_TOKEN_ONLY:
@@ -202,7 +196,7 @@ class Commit:
         if confirmed_by_token and token is not None:
             self._trace.committed(token.sequence)
             self._trace.count(bytes=self._progress.sent_bytes)
-        return self._result(Step.SKIPPED, token, confirmed_by_token=confirmed_by_token)
+        return Result(Step.SKIPPED, self._progress.transactions, confirmed_by_token, token)
 
     def _write_token_only(self, decision: Decision) -> Result:
         """Commits the token of a batch that a person declared committed (``onMissingToken``)."""
@@ -218,11 +212,11 @@ class Commit:
         token = replace(self._token(decision, rows=0), sinks=UNDECIDED)
         # 1. The transaction. Crash before its commit ⇒ the next start still needs the person's declaration.
         shards = self._context.staged.shards
-        self._transaction(decision, token, batch.ends or {}, shards=shards).commit()
+        Transaction(self._context, self._progress, decision, token, batch.ends or {}, shards=shards).commit()
         # 2. Sinks have nothing to commit. Crash here ⇒ the next start finds the token.
         self._finish_sinks(token)
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.SKIPPED, token)
+        return Result(Step.SKIPPED, self._progress.transactions, token=token)
 
     def _check_sealed(self, decision: Decision) -> None:
         """Checks that the topic still has every partition for which tasks have encoded record batches.
@@ -267,12 +261,14 @@ class Commit:
         failpoints.reach("commit.after_prepare")
         # 3. The transaction. Crash before its commit ⇒ the next owner aborts it and the sinks' work.
         ends = batch.ends or {}
-        self._transaction(decision, token, ends, rows=staged.rows, shards=staged.shards).commit()
+        Transaction(
+            context, self._progress, decision, token, ends, rows=staged.rows, shards=staged.shards
+        ).commit()
         # 4. Sinks commit. Crash here ⇒ the token names their work, and the next owner commits it.
         self._finish_sinks(token)
         # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
         self._progress.move(Step.COMMITTED)
-        return self._result(Step.COMMITTED, token)
+        return Result(Step.COMMITTED, self._progress.transactions, token=token)
 
     def _write_genesis(self, decision: Decision) -> None:
         """Commits the genesis token in its own transaction, with the offsets where the first batch starts.
@@ -294,7 +290,7 @@ class Commit:
             target=batch.target,
             cluster_id=self._context.session.cluster.cluster_id,
         )
-        self._transaction(decision, token, batch.starts or {}).commit("genesis")
+        Transaction(self._context, self._progress, decision, token, batch.starts or {}).commit("genesis")
         self._progress.move(Step.GENESIS)
 
     # -- parts of these --------------------------------------------------------------------------
@@ -341,24 +337,10 @@ class Commit:
             due=earliest_due(self._context.staged.shards),
         )
 
-    def _transaction(
-        self,
-        decision: Decision,
-        token: Token,
-        offsets: Offsets,
-        *,
-        rows: int = 0,
-        shards: Sequence[ShardReport] = (),
-    ) -> Transaction:
-        return Transaction(self._context, self._progress, decision, token, offsets, rows=rows, shards=shards)
-
     def _finish_sinks(self, token: Token) -> None:
         self._progress.move(Step.FINISH)
         self._context.sinks.finish(token, self._context.deadline)
         failpoints.reach("commit.after_finish")
-
-    def _result(self, step: Step, token: Token | None, *, confirmed_by_token: bool = False) -> Result:
-        return Result(step, self._progress.transactions, confirmed_by_token, token)
 
     # -- a try that failed -----------------------------------------------------------------------
 

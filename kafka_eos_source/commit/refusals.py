@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.commit.facts import Batch, Held
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointMovedError,
@@ -30,6 +29,7 @@ from kafka_eos_source.protocol.token import Token
 
 if TYPE_CHECKING:
     from kafka_eos_source.commit.identity_file import Identity
+    from kafka_eos_source.commit.verdict import Batch, Held
 
 #: A message names this many partitions or members, and counts the others.
 _NAMED = 5
@@ -38,10 +38,7 @@ _NAMED = 5
 def shared_group(batch: Batch, tp: TopicPartition, other: Token | None) -> ForeignQueryError:
     """Another transactional id commits its offsets to the same partitions of the group.
 
-    Args:
-        batch: the batch.
-        tp: one of these partitions.
-        other: the token on it; None if its metadata is a mark, which holds only a hash of the id.
+    ``other`` is the token on that partition; None if there is a mark, which holds only a hash of the id.
     """
     name = "another application.id" if other is None else f"application.id={other.application_id!r}"
     return ForeignQueryError(
@@ -285,12 +282,7 @@ def offsets_moved(
 ) -> OffsetsMovedError:
     """Another program committed offsets in the consumer group of the query.
 
-    Args:
-        batch: the batch.
-        token: the newest token; None if Kafka has lost it.
-        group_id: the consumer group.
-        held: what the group holds.
-        moved: the partitions.
+    ``token`` is the newest token; None if Kafka has lost it.
     """
     read = [tp for tp in moved if tp in (batch.starts or {})]
     at = f"; the checkpoint is at {_offsets(batch.starts or {}, read)}" if read else ""

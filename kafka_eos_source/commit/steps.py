@@ -1,4 +1,4 @@
-"""The steps of a commit, and which step may follow which.
+"""Which step of a commit may follow which, and the progress of one commit through them.
 
 `commit.machine` follows this table. ``python -m kafka_eos_source.commit.steps`` prints it as the diagram in
 ``docs/guarantees.md``.
@@ -7,28 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from dataclasses import dataclass, field
 
-
-class Step(Enum):
-    """The current step of a commit. `MOVES` lists the steps that may follow."""
-
-    OPEN = "open"  #: checks whether the producer of the previous batch can be used again
-    INIT = "init"  #: a new producer fences older owners
-    TOKEN = "token"  #: reads what Kafka holds, and decides
-    GENESIS = "genesis"  #: the genesis token is committed; the batch itself comes next
-    CHECK = "check"  #: checks that output topics and partitions exist
-    PREPARE = "prepare"  #: sinks outside Kafka prepare the batch
-    BEGIN = "begin"
-    PRODUCE = "produce"
-    FLUSH = "flush"
-    OFFSETS = "offsets"
-    COMMIT = "commit"
-    FINISH = "finish"  #: Kafka has committed; sinks outside Kafka commit
-    COMMITTED = "committed"  #: this call committed the batch
-    SKIPPED = "skipped"  #: Kafka already held the batch
-    LOST = "lost"  #: this try failed; another one may follow
-
+from kafka_eos_source.errors import FencedError, OutcomeUnknownError
+from kafka_eos_source.model import GroupOffset
+from kafka_eos_source.observe.figures import Step
+from kafka_eos_source.observe.trace import Trace
 
 MOVES: Mapping[Step, frozenset[Step]] = {
     Step.OPEN: frozenset({Step.INIT, Step.CHECK, Step.PREPARE, Step.BEGIN, Step.LOST}),
@@ -68,6 +52,50 @@ def diagram() -> str:
     ]
     ends = [f"    {step.name} --> [*]" for step, follows in MOVES.items() if not follows]
     return "\n".join(["stateDiagram-v2", "    [*] --> OPEN", *moves, *ends])
+
+
+@dataclass
+class Progress:
+    """The progress of a commit, and the facts that it keeps from one try to the next.
+
+    Attributes:
+        step: the current step.
+        transactions: number of transactions begun for the batch.
+        begun_at: when the newest of them was begun, in seconds of `time.monotonic`.
+        fenced: the error of the try that was fenced.
+        unknown: the error of the newest commit whose outcome is unknown.
+        anchor_before: the group's offset of the anchor partition before the newest transaction.
+        sent_bytes: size of the records and state changes that the newest transaction sent before its commit.
+        trace: measures the steps.
+    """
+
+    step: Step = Step.OPEN
+    transactions: int = 0
+    begun_at: float = 0.0
+    fenced: FencedError | None = None
+    unknown: OutcomeUnknownError | None = None
+    anchor_before: GroupOffset | None = None
+    sent_bytes: int = 0
+    trace: Trace = field(default_factory=Trace)
+
+    def move(self, to: Step) -> None:
+        """Enters another step.
+
+        Raises:
+            AssertionError: if `MOVES` does not allow this move.
+        """
+        if to not in MOVES[self.step]:
+            raise AssertionError(f"commit cannot go from {self.step.name} to {to.name}")
+        self.step = to
+        self.trace.enter(to)
+
+
+class OvertakenError(FencedError):
+    """The token names the run that took over. Trying again cannot help."""
+
+
+class OutcomeLostError(OutcomeUnknownError):
+    """Kafka no longer shows whether a transaction was committed. Trying again cannot help."""
 
 
 if __name__ == "__main__":

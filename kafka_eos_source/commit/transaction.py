@@ -8,14 +8,18 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kafka_eos_source.commit.context import CommitContext, Decision, Progress
-from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.ownership import read_topic_ids, refuse_changed, refuse_members, topics_of
-from kafka_eos_source.commit.request import Cluster, inherited_shards, progress_of
-from kafka_eos_source.commit.shard_checks import check_same_log, check_tail, is_alone
-from kafka_eos_source.commit.sources import OwnOffsets
-from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.verdict import moved_partitions
+from kafka_eos_source.commit.report_checks import check_same_log, check_tail, is_alone
+from kafka_eos_source.commit.request import (
+    Cluster,
+    CommitContext,
+    Decision,
+    OwnOffsets,
+    inherited_shards,
+    progress_of,
+)
+from kafka_eos_source.commit.steps import Progress
+from kafka_eos_source.commit.verdict import Held, moved_partitions
 from kafka_eos_source.errors import (
     AbortableError,
     DataLossError,
@@ -24,8 +28,8 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, Offsets, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord, record_batch
+from kafka_eos_source.observe.figures import Step
+from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import SEALED, TOPIC
@@ -148,7 +152,7 @@ class Transaction:
         session.confirmed = True
         # 7. The checkpoint names the token topic. Crash here ⇒ if the group is lost now, the record is not
         #    believed; the next batch names the topic.
-        if session.token_records is not None:
+        if session.token_records is not None and self._context.identity_file is not None:
             self._context.identity_file.confirm_token_topic()
 
     # -- records ---------------------------------------------------------------------------------

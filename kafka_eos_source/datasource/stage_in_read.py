@@ -4,7 +4,7 @@ The driver's planning process makes the sink and pickles it to the reading tasks
 writer of other queries. Each reading task stages its rows with it and yields one row: its *report*, which
 contains the commit message that a task of the sink would otherwise send. The tasks of the sink only collect
 these reports (`StagedSink.collect`), and the commit checks that none is missing or doubled
-(`commit.staged_reads`).
+(`commit.report_checks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafka_eos_source.in_read.staged_frame import STAGED
 from kafka_eos_source.model import OffsetRange, StagedRead
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.spark.task import StreamingTask, running_task
 
 _SCHEMA = pa.schema([pa.field(STAGED, pa.binary())])

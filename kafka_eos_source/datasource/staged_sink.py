@@ -18,7 +18,7 @@ from kafka_eos_source.datasource.commit_message import CommitMessage, staged_par
 from kafka_eos_source.datasource.read_reports import messages_in
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol import dead_letters, offset_log
+from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
@@ -127,9 +127,9 @@ class StagedSink:
         """Kafka's id of the sink's cluster, which sinks outside Kafka need; "" if there are none."""
         if self.plan is None:
             return ""
-        from kafka_eos_source.commit import sink_session
+        from kafka_eos_source.commit import two_phase
 
-        return sink_session.cluster_id(self.options, renew=True)
+        return two_phase.cluster_id(self.options, renew=True)
 
     @cached_property
     def planned(self) -> PlannedBatch | None:
@@ -223,20 +223,20 @@ class StagedSink:
         if limits is None:
             return None
         batch = self.name or task.batch_id
-        origin = {dead_letters.APPLICATION: options.application_id or derived_application_id(task.query_id)}
+        origin = {records.APPLICATION: options.application_id or derived_application_id(task.query_id)}
         if not self.name:
-            origin[dead_letters.BATCH] = batch
+            origin[records.BATCH] = batch
         stage_of = partial(
             PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
         )
         return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
 
     def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
-        from kafka_eos_source.commit import session
+        from kafka_eos_source.commit import micro_batch
 
         messages = with_reported(messages)
         sink_parts = [part for each in messages for part in each.sinks]
-        session.commit_micro_batch(
+        micro_batch.commit_micro_batch(
             self._options_of_commit(messages),
             self.folder,
             staged_parts(messages),
@@ -248,10 +248,10 @@ class StagedSink:
         )
 
     def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
-        from kafka_eos_source.commit import session
+        from kafka_eos_source.commit import micro_batch
 
         options = self._options_of_commit(messages)
-        session.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
+        micro_batch.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
 
     def _options_of_commit(self, messages: Sequence[CommitMessage]) -> WriteOptions:
         """Returns the options with which the driver commits what these tasks staged."""

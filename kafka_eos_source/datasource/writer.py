@@ -29,7 +29,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.in_read.staged_frame import staged_frame
 from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes
@@ -58,7 +58,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
             writable.
     """
     task_begins()
-    from kafka_eos_source.commit import direct
+    from kafka_eos_source.commit import at_least_once
     from kafka_eos_source.commit.identity_file import check_identity
 
     packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
@@ -71,24 +71,24 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     columns, plan = sink_columns(options, schema)
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _cannot_commit_state("processing.guarantee=at_least_once")
-    direct.check_target(options)
+    at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
-        direct.leave_guarantee(options)
+        at_least_once.leave_guarantee(options)
         sink: _Sink = _DirectSink(options, columns)
     else:
         check_identity(options)
         sink = StagedSink.of_stream(options, columns, plan, in_read=staged is not None)
         if plan is not None:
-            from kafka_eos_source.commit import sink_session
+            from kafka_eos_source.commit import two_phase
 
-            sink_session.check(options, plan)
+            two_phase.check(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, packed))
 
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """Returns the sink of a batch write (``df.write``). Raises the errors of `stream_writer`."""
-    from kafka_eos_source.commit import direct
+    from kafka_eos_source.commit import at_least_once
 
     if staged_frame(schema) is not None:
         raise InvalidSchemaError(
@@ -102,7 +102,7 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     )
     if columns.changelog is not None:
         raise _cannot_commit_state("a batch write (df.write, foreachBatch)")
-    direct.check_target(options)
+    at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         return _BatchWriter(_DirectSink(options, columns), packed)
     folder = StagingFolder.at(_staging_of_batch(options))
@@ -123,16 +123,16 @@ class _DirectSink:
         return self._write(from_batches(batches, self.columns))
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
-        from kafka_eos_source.commit import direct
+        from kafka_eos_source.commit import at_least_once
 
-        return CommitMessage(None, written=direct.produce(self.options, batches))
+        return CommitMessage(None, written=at_least_once.produce(self.options, batches))
 
     def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         """Reports the figures of the batch. Its tasks have flushed their producers."""
-        from kafka_eos_source.commit import direct
+        from kafka_eos_source.commit import at_least_once
 
         written = [each.written for each in messages if each.written is not None]
-        direct.report(self.options, batch_id, written)
+        at_least_once.report(self.options, batch_id, written)
 
     def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
         """Does nothing, because the tasks have flushed their producers."""

@@ -2,7 +2,7 @@
 
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 Packing avoids that for rows that Spark itself does not process. The packed batches, messages of
-`protocol.packed_batches`, are in the column `PACKED`, whose metadata contains the schema of the rows.
+`protocol.packing`, are in the column `PACKED`, whose metadata contains the schema of the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.protocol import packing
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.schema import arrow_schema, fit
 
@@ -102,8 +102,8 @@ def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.Rec
     """
     column = pa.schema([pa.field(PACKED, pa.binary())])
     for batch in fitted(batches, rows):
-        for rows_of_one in packed_batches.slices(batch, PACKED_BATCH_BYTES):
-            packed = packed_batches.column([packed_batches.pack(rows_of_one)])
+        for rows_of_one in packing.slices(batch, PACKED_BATCH_BYTES):
+            packed = packing.column([packing.pack(rows_of_one)])
             yield pa.RecordBatch.from_arrays([packed], schema=column)
 
 
@@ -135,12 +135,12 @@ def unpack(packed: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordB
         InvalidRecordError: if a value is not a packed batch.
     """
     schema = arrow_schema(rows)
-    return (packed_batches.unpack(each, schema, f"column {PACKED!r}") for each in packed)
+    return (packing.unpack(each, schema, f"column {PACKED!r}") for each in packed)
 
 
 def packed_batches_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
     """Returns the packed batches in the Arrow batches that Spark passes for a packed frame."""
-    return (each for batch in batches for each in packed_batches.values(batch.column(0)))
+    return (each for batch in batches for each in packing.values(batch.column(0)))
 
 
 def _no_batches(result: object) -> InvalidRecordError:

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.mapping import ArrowFunction
-from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.protocol import records
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
 from kafka_eos_source.registry.records import Decoding, Encoding
@@ -129,7 +129,7 @@ class RegistryColumns:
         failed = pa.array([errors.get(row) for row in range(batch.num_rows)] if errors else [], pa.string())
         marks = _marks_of_result(own, failed if errors else None, batch.num_rows)
         if self.encodes and marks.null_count < batch.num_rows:
-            holds = pc.if_else(pa.array(incomplete), dead_letters.INCOMPLETE, dead_letters.OUTPUT)
+            holds = pc.if_else(pa.array(incomplete), records.INCOMPLETE, records.OUTPUT)
             marks = _with_field(marks, "holds", holds)
         return pa.RecordBatch.from_pydict({**columns, INVALID: marks})
 

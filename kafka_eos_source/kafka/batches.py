@@ -19,7 +19,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.kafka.compression import compressor
 from kafka_eos_source.kafka.kernel import Groups, Kernel, Rows
-from kafka_eos_source.protocol.record_batch import HEADER_BYTES, records_of
+from kafka_eos_source.protocol.records import HEADER_BYTES, records_of
 
 #: Bit of the attributes that marks the records of a transaction.
 TRANSACTIONAL = 0x10

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.messages import (
     fetch_request,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.record_batch import HEADER_BYTES
+from kafka_eos_source.protocol.records import HEADER_BYTES
 from kafka_eos_source.runtime.deadline import Deadline
 
 #: Limits of an examination, and of one request to a broker.

@@ -35,7 +35,7 @@ from kafka_eos_source.kafka.messages import (
 )
 from kafka_eos_source.kafka.partitions import FetchSizes, LeaderLookup, Partition
 from kafka_eos_source.model import Epochs, TopicPartition
-from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
+from kafka_eos_source.protocol.records import MOST_DECOMPRESSED, MOST_DECOMPRESSED_BYTES
 from kafka_eos_source.runtime.deadline import Deadline
 
 _log = logging.getLogger(__name__)

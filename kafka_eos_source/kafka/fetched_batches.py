@@ -21,7 +21,7 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.compression import TooLargeError, decompressed
 from kafka_eos_source.kafka.kernel import Block, Kernel, KernelMessages
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.record_batch import HEADER_BYTES
+from kafka_eos_source.protocol.records import HEADER_BYTES
 
 #: ``batch_t`` of kernel.c.
 BATCH = np.dtype(

@@ -1,7 +1,7 @@
 """The token topic: a compacted topic that permanently keeps each query's newest token and offsets.
 
-The commit of a batch writes one record to it (`protocol.token_record`), in the transaction of the batch. A
-new owner of the transactional id reads the record, in case the group lost the token (`commit.recovered`).
+The commit of a batch writes one record to it (`protocol.token`), in the transaction of the batch. A
+new owner of the transactional id reads the record, in case the group lost the token (`commit.ownership`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.kafka.reader import POOL, ChangelogReader, LogEnds, Records
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 
 #: Properties of the topic that `create` creates. Kafka never compacts the active segment, so a reader has to

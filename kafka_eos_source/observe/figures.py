@@ -195,7 +195,7 @@ class BatchFigures:
         query_id, run_id, batch_id: Spark's ids.
         outcome: how the commit ended.
         began_at, ended_at: when the commit began and ended, in seconds since 1970.
-        seconds: duration of each step, by the value of its `TracedStep`, in seconds. Steps do not overlap.
+        seconds: duration of each step, by the value of its `Step`, in seconds. Steps do not overlap.
         counts: numbers of this batch, by name:
 
             ``offsets_read``
@@ -314,7 +314,7 @@ class WaitingCommit:
         query_id, run_id, batch_id: Spark's ids.
         at: when this was written, in seconds since 1970.
         began_at: when the commit began.
-        step: the value of the `TracedStep` that it is in.
+        step: the value of the `Step` that it is in.
         step_since: since when it is in this step.
         reason: why it waits, without secrets; "" if that is not known.
         retried: how many tries have failed.

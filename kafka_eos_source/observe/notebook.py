@@ -27,7 +27,7 @@ from kafka_eos_source.observe.journal import QueryJournal, newest_batches, query
 from kafka_eos_source.observe.lines import ProcessId
 from kafka_eos_source.observe.source import figures_in
 from kafka_eos_source.observe.view import BatchView, QueryView, Status, TopicLag, view
-from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.protocol.offset_log import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from kafka_eos_source.observe.background import (
 )
 from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, SourceState, position_id
 from kafka_eos_source.observe.lines import this_writer
-from kafka_eos_source.protocol.source_position import OURS
+from kafka_eos_source.protocol.offset_log import OURS
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 #: How often the file of a source is written, if anything has changed.

@@ -27,6 +27,7 @@ from kafka_eos_source.observe.figures import (
     EventKind,
     Outcome,
     SourceRead,
+    Step,
     TracedStep,
     WaitingCommit,
     bounded,
@@ -93,7 +94,7 @@ class SinkCounts:
 class _Now:
     """The present step. One object, so that another thread reads a consistent state."""
 
-    step: TracedStep
+    step: Step
     since: float
     reason: str = ""
 
@@ -128,7 +129,7 @@ class Trace:
         self._wall_clock = wall_clock
         self._began = clock()
         self._began_at = wall_clock()
-        self._now = _Now(TracedStep.VERIFY, self._began)
+        self._now = _Now(Step.VERIFY, self._began)
         self._seconds: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._gauges: dict[str, float] = {}
@@ -160,7 +161,7 @@ class Trace:
         """
         self._planned_at, self._sources = at, sources
 
-    def enter(self, step: TracedStep) -> None:
+    def enter(self, step: Step) -> None:
         """Ends the present step, and enters another one."""
         now, present = self._clock(), self._now
         self._add(present.step, now - present.since)
@@ -295,7 +296,7 @@ class Trace:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _add(self, step: TracedStep, seconds: float) -> None:
+    def _add(self, step: Step, seconds: float) -> None:
         self._seconds[step.value] = self._seconds.get(step.value, 0.0) + seconds
 
     def _figures(self, subject: Subject, outcome: Outcome, error: str) -> BatchFigures:
@@ -304,7 +305,7 @@ class Trace:
             counts["offsets_read"] = sum(sum(each.offsets.values()) for each in self._sources)
         is_replay = outcome is Outcome.SKIPPED  # Spark planned it in an earlier run
         if self._planned_at is not None and self._planned_at <= self._began_at and not is_replay:
-            seconds = {TracedStep.TASKS.value: self._began_at - self._planned_at, **seconds}
+            seconds = {Step.TASKS.value: self._began_at - self._planned_at, **seconds}
         return BatchFigures(
             application_id=subject.application_id,
             query_id=subject.query_id,

@@ -10,11 +10,13 @@ from typing import Any
 
 from kafka_eos_source.model import Offsets
 from kafka_eos_source.observe.figures import (
+    DOING,
     BatchFigures,
     Event,
     Outcome,
     SourceFigures,
     SourceState,
+    Step,
     StepGroup,
     TracedStep,
     WaitingCommit,
@@ -284,7 +286,7 @@ def _of_commit(waiting: WaitingCommit) -> tuple[Status, float, str]:
     steps = {step.value: step for step in TracedStep}
     doing = steps[waiting.step].doing if waiting.step in steps else waiting.step
     text = f"batch {waiting.batch_id}: {doing}" + (f" ({waiting.reason})" if waiting.reason else "")
-    if waiting.retried or waiting.step == TracedStep.LOST.value:
+    if waiting.retried or waiting.step == Step.LOST.value:
         return Status.RETRYING, waiting.began_at, text
     return Status.WAITING, waiting.step_since, text
 

@@ -16,14 +16,12 @@ from enum import Enum
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.identity_file import set_unproven
-from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.session import KafkaClients, digest_of
-from kafka_eos_source.commit.sources import SourceRange, ranges
-from kafka_eos_source.commit.verdict import batch_verdict
+from kafka_eos_source.commit.micro_batch import KafkaClients
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange, ranges
+from kafka_eos_source.commit.two_phase import UndecidedSinks
+from kafka_eos_source.commit.verdict import Batch, batch_verdict
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
@@ -33,7 +31,7 @@ from kafka_eos_source.operate.target import Target
 from kafka_eos_source.operate.verdict import Finding, short_name
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, digest_of
 from kafka_eos_source.protocol.token import ADOPTED, Token
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -180,7 +178,7 @@ def _hand_over(
             anchor=_anchor(target.anchor_topic, kafka),
             sources=(SourceRange(starts, starts, kafka.cluster_id),) if starts else (),
             foreign_query="adopt",
-            has_native_state=lambda: checkpoint.has_native_state,
+            has_native_state=checkpoint.has_native_state,
         ),
         options=_options(inspection, None, adopts=False),
     )

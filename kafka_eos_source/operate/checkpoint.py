@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow.fs as pafs
 
-from kafka_eos_source.commit.facts import Batch
 from kafka_eos_source.commit.identity_file import Identity, read_identity
-from kafka_eos_source.commit.session import digest_of
-from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, ranges
+from kafka_eos_source.commit.request import OwnOffsets, SourceRange, ranges
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, digest_of
 from kafka_eos_source.runtime.file_systems import file_system
 
 

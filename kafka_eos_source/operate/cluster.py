@@ -6,16 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.sources import OwnOffsets, on_cluster
+from kafka_eos_source.commit.request import OwnOffsets, on_cluster
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
 from kafka_eos_source.operate.checkpoint import Checkpoint
 from kafka_eos_source.plan.continuity import Loss, cut_logs, reconcile
 from kafka_eos_source.protocol.identity import anchor as anchor_of
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 

@@ -165,7 +165,7 @@ def replay(
     Letters of which only the beginning was kept are refused, and so are those that no topic takes: none is
     known, it does not exist, or it refuses the size, the key or the timestamp.
     """
-    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.commit.micro_batch import KafkaClients
     from kafka_eos_source.operate import replay as operating
     from kafka_eos_source.operate import replay_plan
 

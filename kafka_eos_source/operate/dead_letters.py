@@ -13,8 +13,8 @@ from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.records import TopicRecord, contents_json
 from kafka_eos_source.operate.records import read as read_records
-from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
+from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol.records import DeadLetter, without_ours
 from kafka_eos_source.runtime.commands import json_text
 
 #: A summary counts so many combinations of error, query and contents separately.
@@ -162,6 +162,6 @@ def time_text(timestamp_ms: int | None) -> str:
     """Returns a time for people, in UTC; the number itself if it is after the year 9999."""
     if timestamp_ms is None:
         return "-"
-    if timestamp_ms > dead_letters.MOST_MS:
+    if timestamp_ms > records.MOST_MS:
         return f"{timestamp_ms} ms"
     return f"{datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}"

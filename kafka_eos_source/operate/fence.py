@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.runtime.deadline import Deadline
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kafka_eos_source.commit.recovered import TokenRecords, recover
+from kafka_eos_source.commit.ownership import recover
+from kafka_eos_source.commit.request import TokenRecords
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.token_topic import TopicRecords

@@ -7,7 +7,7 @@ in one transaction of the query's own id. Offsets, state and the position of the
 
 A driver that is alive is fenced; it takes the id back before this command commits, which then changes
 nothing, or after it. In that case tasks that began before still report the time in the future, and the commit
-of their batch is refused (`commit.shard_checks`).
+of their batch is refused (`commit.report_checks`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.commit.ownership import refuse_changed
-from kafka_eos_source.commit.session import KafkaClients
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,

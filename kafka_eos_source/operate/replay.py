@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.interfaces import Clients, Producer
 from kafka_eos_source.commit.ownership import refuse_changed
+from kafka_eos_source.commit.request import Clients, Producer
 from kafka_eos_source.errors import (
     AbortableError,
     KafkaEosError,
@@ -27,7 +27,7 @@ from kafka_eos_source.operate import dead_letters
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.replay_plan import REFUSALS, Replay, committed, ranges
 from kafka_eos_source.operate.replay_targets import Targets
-from kafka_eos_source.protocol.dead_letters import without_ours
+from kafka_eos_source.protocol.records import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.spark.schema import STAGED_ARROW

@@ -15,7 +15,7 @@ from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.dead_letters import Filter, Letter
 from kafka_eos_source.operate.topics import log_ends
-from kafka_eos_source.protocol.dead_letters import INPUT, OUTPUT
+from kafka_eos_source.protocol.records import INPUT, OUTPUT
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 

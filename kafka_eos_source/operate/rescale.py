@@ -47,8 +47,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kafka_eos_source.commit.interfaces import Producer
-from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.commit.micro_batch import KafkaClients
+from kafka_eos_source.commit.request import Producer
 from kafka_eos_source.errors import (
     AbortableError,
     ChangelogError,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.commit.interfaces import Producer
+from kafka_eos_source.commit.request import Producer
 from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import TopicPartition

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.sink_fate import Fate, fate
+from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit.two_phase import Fate, fate
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.cluster import KafkaView
@@ -189,7 +189,7 @@ def _owner_text(txn: SinkTxn) -> str:
 def _opened(query: Query, kafka: KafkaView) -> Iterator[Mapping[str, TwoPhaseSink]]:
     """Opens the sinks of the query, and closes all of them at the end, also after an error."""
     with ExitStack() as stack:
-        sinks = sink_session.open_all(
+        sinks = two_phase.open_all(
             query.options.sinks, query.application_id, kafka.cluster_id, query.options.checkpoint_location
         )
         for sink in sinks.values():

@@ -207,7 +207,7 @@ def restore(
     A group that has lost nothing is not changed.
     """
     from kafka_eos_source.commit.identity_file import read_identity
-    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.commit.micro_batch import KafkaClients
     from kafka_eos_source.errors import InvalidOptionError, OperatorError
     from kafka_eos_source.kafka import token_topic
     from kafka_eos_source.operate import token_topics, view

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.interfaces import Clients
-from kafka_eos_source.commit.recovered import TokenRecords, recover
-from kafka_eos_source.commit.request import Cluster
+from kafka_eos_source.commit.ownership import recover
+from kafka_eos_source.commit.request import Clients, Cluster, TokenRecords
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka import token_topic
 from kafka_eos_source.kafka.config import producer_config
@@ -23,7 +22,7 @@ from kafka_eos_source.observe import wording
 from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.operate.topics import logs_json
 from kafka_eos_source.operate.view import table_of
-from kafka_eos_source.protocol.token_record import TokenRecord, tombstone_batch
+from kafka_eos_source.protocol.token import TokenRecord, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 
 

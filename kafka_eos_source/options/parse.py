@@ -29,7 +29,7 @@ from kafka_eos_source.options.option import (
     STREAM_WRITE,
 )
 from kafka_eos_source.options.table import ISOLATION_LEVELS
-from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED
+from kafka_eos_source.protocol.records import MOST_DECOMPRESSED
 from kafka_eos_source.sinks import sink_options, specs
 
 __all__ = [

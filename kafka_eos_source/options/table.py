@@ -20,7 +20,7 @@ from kafka_eos_source.options.option import (
     Option,
 )
 from kafka_eos_source.options.state_table import OPTIONS_OF_STATE
-from kafka_eos_source.protocol.record_batch import (
+from kafka_eos_source.protocol.records import (
     LARGEST_MOST_DECOMPRESSED_BYTES,
     MOST_DECOMPRESSED,
     MOST_DECOMPRESSED_BYTES,

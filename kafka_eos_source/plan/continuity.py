@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kafka_eos_source.errors import DataLossError, OperatorError, StateError
 from kafka_eos_source.model import GroupOffset, Offsets, TopicPartition
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.token import Mark, Token, application_hash
 
 _DROPPED, _CUT = "NO_LONGER_SUBSCRIBED", "LOG_WAS_CUT"

@@ -21,7 +21,7 @@ from kafka_eos_source.model import OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.observe.source import SourceObserver, with_figures
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.plan.split import other_partitions, split_by_shard
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

@@ -43,7 +43,7 @@ from kafka_eos_source.plan.continuity import (
 from kafka_eos_source.plan.due import Renewal, due_batches
 from kafka_eos_source.plan.split import Task, backlog, rate_limit, should_wait, split
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.admin import SourceAdmin, Topics

@@ -2,6 +2,9 @@
 
 Two different writers must never get the same name. So each part of a composed name is percent-encoded, and
 the parts are joined with ``:``, which no encoded part contains.
+
+The arguments ``application_id``, ``group_id``, ``topic`` and ``anchor_topic`` are options of the sink; None
+if they are not set.
 """
 
 from __future__ import annotations
@@ -93,21 +96,12 @@ def group_of(application_id: str, group_id: str | None = None) -> str:
 
     The default has a prefix, because people give their consumers the name of the application. Such a consumer
     would share the group with the query, and each would overwrite the offsets of the other.
-
-    Args:
-        application_id: the transactional id.
-        group_id: option ``kafka.group.id``; None = not set.
     """
     return group_id or f"{GROUP_PREFIX}{application_id}"
 
 
 def anchor(anchor_topic: str | None, topic: str | None) -> TopicPartition:
-    """Returns the partition whose offset in the group carries the full token.
-
-    Args:
-        anchor_topic: option ``anchor.topic``.
-        topic: option ``topic``.
-    """
+    """Returns the partition whose offset in the group carries the full token."""
     return TopicPartition(anchor_topic or topic or _ANCHOR_OF_LAST_RESORT, 0)
 
 
@@ -119,12 +113,7 @@ def of_stream(
     topic: str | None,
     anchor_topic: str | None = None,
 ) -> Identity:
-    """Returns the identity of a streaming query.
-
-    Args:
-        query_id: Spark's id of the query, from the checkpoint.
-        application_id, group_id, topic, anchor_topic: options of the sink; None if they are not set.
-    """
+    """Returns the identity of a streaming query."""
     application_id = application_id or derived_application_id(query_id)
     return Identity(application_id, group_of(application_id, group_id), query_id, anchor(anchor_topic, topic))
 
@@ -170,9 +159,7 @@ def of_one_write(
     All such writes of a process share one transactional id, because a transaction coordinator keeps each id
     for days. Each write has its own consumer group for its token.
 
-    Args:
-        write_id: a unique id of this write.
-        application_id, group_id, topic, anchor_topic: options of the write; None if they are not set.
+    ``write_id`` is a unique id of this write.
     """
     own = application_id or f"{ONE_WRITE_NAMES}{_process_id(os.getpid())}"
     group = group_of(application_id or f"{ONE_WRITE_NAMES}{write_id}", group_id)

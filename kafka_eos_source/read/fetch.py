@@ -19,7 +19,7 @@ from kafka_eos_source.errors import DataLossError, RecordsDamagedError, Unavaila
 from kafka_eos_source.kafka.kernel import KernelMessages
 from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.protocol.record_batch import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
+from kafka_eos_source.protocol.records import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import read_arrow_schema

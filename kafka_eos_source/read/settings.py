@@ -37,7 +37,7 @@ def task_read(options: ReadOptions) -> TaskRead:
     Raises:
         InvalidOptionError: if the option with a step for the read is malformed.
     """
-    from kafka_eos_source.protocol.record_batch import MOST_DECOMPRESSED
+    from kafka_eos_source.protocol.records import MOST_DECOMPRESSED
     from kafka_eos_source.read.fetch import ReadSettings
     from kafka_eos_source.read.steps import declared
     from kafka_eos_source.read.task import TaskRead

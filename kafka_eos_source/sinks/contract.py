@@ -25,7 +25,7 @@ id goes back when somebody restores a checkpoint.
 **Only one owner of the transactional id ever prepares an id**: the driver generates a new ``attempt`` after
 every `init_transactions`. A new owner lists the prepared ids *before* it fences earlier owners, and reads the
 commit token afterwards. It therefore knows the fate of each listed id for certain: either the token names the
-id, or no token ever will. `commit.sink_fate` makes that decision; a sink never does.
+id, or no token ever will. `commit.two_phase` makes that decision; a sink never does.
 
 **A sink believes what it reads back only as far as somebody vouches for it.** Others may be able to write to
 the storage that describes a prepared batch, so `prepare` returns a digest of the description, and `commit`

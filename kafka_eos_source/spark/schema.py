@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark import read_schema
 
 KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = read_schema.NAMES
@@ -84,7 +84,7 @@ def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = N
 
 
 #: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
-#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packet`), and its other
+#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packing`), and its other
 #: columns are null.
 STAGED_ARROW = pa.schema(
     [

@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.model import StagedPart
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
 from kafka_eos_source.spark.schema import INVALID, ORIGIN, arrow_schema, fit

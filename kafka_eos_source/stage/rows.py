@@ -19,7 +19,7 @@ from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import StagedPart, TaskFigures
-from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.protocol import records
 from kafka_eos_source.spark.schema import (
     CHANGES,
     HEADERS,
@@ -423,16 +423,16 @@ class InvalidRows:
         contents, incomplete = _contents(marks, bad, rows)
         sizes = pc.if_else(pc.or_(large, incomplete), pc.fill_null(pc.binary_length(value), 0), None)
         headers = {
-            dead_letters.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
-            dead_letters.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
+            records.ERROR: pc.utf8_slice_codeunits(errors.filter(bad), 0, _LONGEST_NAME),
+            records.MESSAGE: pc.utf8_slice_codeunits(messages.filter(bad), 0, _LONGEST_MESSAGE),
             **_origin_of(places, rows),
-            dead_letters.HOLDS: contents,
+            records.HOLDS: contents,
             **{name: pa.repeat(pa.scalar(text), rows) for name, text in self._origin.items()},
-            dead_letters.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
-            dead_letters.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
+            records.TARGET_TOPIC: _target(kept.get(TOPIC), self._target, rows),
+            records.TARGET_PARTITION: kept[PARTITION].cast(pa.string())
             if PARTITION in kept
             else pa.nulls(rows, pa.string()),
-            dead_letters.VALUE_BYTES: sizes.cast(pa.string()),
+            records.VALUE_BYTES: sizes.cast(pa.string()),
         }
         original = kept.get(HEADERS, pa.nulls(rows, HEADERS_ARROW))
         original = pc.if_else(large, pa.scalar(None, original.type), original)
@@ -456,14 +456,14 @@ def _origin_of(places: list[pa.Array], rows: int) -> dict[str, pa.Array]:
     found = {
         header: pc.utf8_slice_codeunits(_first(places, name, pa.string(), rows), 0, _LONGEST_NAME)
         for header, name in (
-            (dead_letters.ORIGIN_TOPIC, "topic"),
-            (dead_letters.ORIGIN_PARTITION, "partition"),
-            (dead_letters.ORIGIN_OFFSET, "offset"),
+            (records.ORIGIN_TOPIC, "topic"),
+            (records.ORIGIN_PARTITION, "partition"),
+            (records.ORIGIN_OFFSET, "offset"),
         )
     }
     at = _first(places, "timestamp", pa.timestamp("us", "UTC"), rows).cast(pa.int64())
     # Kafka's timestamps begin in 1970; Spark shows a record without one as 1 ms before
-    found[dead_letters.ORIGIN_TIMESTAMP] = pc.if_else(
+    found[records.ORIGIN_TIMESTAMP] = pc.if_else(
         pc.greater_equal(at, 0), pc.divide(at, 1000).cast(pa.string()), None
     )
     return found
@@ -481,14 +481,14 @@ def _contents(marks: pa.Array | None, bad: pa.Array, rows: int) -> tuple[pa.Arra
     A marked row is the record that was read, unless the mark says otherwise; any other row is output.
     """
     if marks is None:
-        return pa.repeat(pa.scalar(dead_letters.OUTPUT), rows), pa.repeat(pa.scalar(False), rows)
+        return pa.repeat(pa.scalar(records.OUTPUT), rows), pa.repeat(pa.scalar(False), rows)
     marks = marks.filter(bad)
     holds = pa.nulls(rows, pa.string())
     if pa.types.is_struct(marks.type):
         holds = _field(marks, "holds", pa.string())
-    is_input = pc.and_(marks.is_valid(), pc.or_(holds.is_null(), _equals(holds, dead_letters.INPUT)))
-    contents = pc.if_else(is_input, dead_letters.INPUT, dead_letters.OUTPUT)
-    return contents, _equals(holds, dead_letters.INCOMPLETE)
+    is_input = pc.and_(marks.is_valid(), pc.or_(holds.is_null(), _equals(holds, records.INPUT)))
+    contents = pc.if_else(is_input, records.INPUT, records.OUTPUT)
+    return contents, _equals(holds, records.INCOMPLETE)
 
 
 def _equals(texts: pa.Array, text: str) -> pa.Array:
@@ -550,7 +550,7 @@ def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) 
     keys, values = _repaired(entries.field(0).cast(pa.string())), entries.field(1).cast(pa.binary())
     keeps = pc.and_(
         pc.and_(entries.is_valid(), keys.is_valid()),
-        pc.invert(pc.is_in(keys, value_set=pa.array(dead_letters.ALL))),
+        pc.invert(pc.is_in(keys, value_set=pa.array(records.ALL))),
     )
     parents = pc.list_parent_indices(original).cast(pa.int64()).filter(keeps)
     all_rows, all_keys, all_values = [parents.to_numpy()], [keys.filter(keeps)], [values.filter(keeps)]

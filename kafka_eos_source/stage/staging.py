@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TaskFigures, TopicPartition
-from kafka_eos_source.protocol.packet import packets
-from kafka_eos_source.protocol.record_batch import records_of
+from kafka_eos_source.protocol.packing import packets
+from kafka_eos_source.protocol.records import records_of
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import CHANGES, HEADERS, KEY, PARTITION, SEALED, TOPIC, VALUE

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafka_eos_source.protocol.packet import CHANGELOG
+    from kafka_eos_source.protocol.packing import CHANGELOG
     from kafka_eos_source.state.operator.transform import (
         aggregate_with_changelog_state,
         apply_with_changelog_state,
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CHANGELOG": "kafka_eos_source.protocol.packet",
+    "CHANGELOG": "kafka_eos_source.protocol.packing",
     "StateQuery": "kafka_eos_source.state.reading.query",
     "TransactionalStateStore": "kafka_eos_source.state.store.transactional",
     "aggregate_with_changelog_state": "kafka_eos_source.state.operator.transform",

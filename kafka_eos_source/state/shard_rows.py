@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.protocol import packed_batches
+from kafka_eos_source.protocol import packing
 from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
@@ -76,11 +76,11 @@ def pack(
         start = 0
         for shard in np.flatnonzero(counts).tolist():
             count = int(counts[shard])
-            of_shard = packed_batches.slices(batch.slice(start, count), PACKED_BATCH_BYTES)
-            packed += map(packed_batches.pack, of_shard)
+            of_shard = packing.slices(batch.slice(start, count), PACKED_BATCH_BYTES)
+            packed += map(packing.pack, of_shard)
             destinations += [shard] * (len(packed) - len(destinations))
             start += count
-        yield routed(packed_batches.column(packed), destinations, shards)
+        yield routed(packing.column(packed), destinations, shards)
 
 
 def routed(packed: pa.BinaryArray, destinations: Sequence[int], shards: int) -> pa.RecordBatch:
@@ -103,7 +103,7 @@ def unpack(packed: pa.BinaryArray, schema: pa.Schema) -> Iterator[pa.RecordBatch
         InvalidRecordError: if a value is not a packed batch.
     """
     where = f"column {PACKED_BATCH!r}"
-    return (packed_batches.unpack(each, schema, where) for each in packed_batches.values(packed))
+    return (packing.unpack(each, schema, where) for each in packing.values(packed))
 
 
 @lru_cache(maxsize=8)

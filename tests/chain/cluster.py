@@ -297,7 +297,7 @@ class Cluster:
 
 
 class ModelKafka:
-    """The `commit.interfaces.Clients` of one driver process in the model."""
+    """The `commit.request.Clients` of one driver process in the model."""
 
     def __init__(self, process: Process) -> None:
         self.cluster = process.cluster
@@ -336,7 +336,7 @@ class ModelKafka:
 
 
 class ModelProducer:
-    """The `commit.interfaces.Producer` of the model."""
+    """The `commit.request.Producer` of the model."""
 
     def __init__(self, cluster: Cluster, process: Process, transactional_id: str) -> None:
         self._cluster = cluster

@@ -242,7 +242,7 @@ class ChainMachine(RuleBasedStateMachine):
         self.world.copy(self.names[0], "copy", age=age, mounted=mounted, **changes)
         self.names = list(self.world.places)
 
-    # of clones at one path that both change their topic, see `chain_identity.UNPROTECTED`
+    # of clones at one path that both change their topic, see `identity.UNPROTECTED`
     @precondition(lambda self: "targets" in self.active and not self.query().sinks and not self.is_cloned())
     @rule(at=st.integers(0, 1), topic=st.sampled_from((OUTPUT, COPIED)))
     def change_topic(self, at: int, topic: str) -> None:

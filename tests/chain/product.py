@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import direct, identity_file, machine, session, sink_session, sinks
+from kafka_eos_source.commit import at_least_once, identity_file, machine, micro_batch, two_phase
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
@@ -103,8 +103,8 @@ def task(query_id: str, batch_id: str, run_id: str, partition: int) -> Iterator[
 def worker_globals() -> dict[str, Any]:
     """Returns the module globals of a new commit worker."""
     return {
-        "_sessions": type(session._sessions)(),
-        "_opened": type(sink_session._opened)(),
+        "_sessions": type(micro_batch._sessions)(),
+        "_opened": type(two_phase._opened)(),
         "_checked": set(),
         "_identities": set(),
     }
@@ -114,9 +114,9 @@ def worker_globals() -> dict[str, Any]:
 def worker(kept: Mapping[str, Any]) -> Iterator[None]:
     """Sets the module globals of the commit worker that is running."""
     with (
-        patch.object(session, "_sessions", kept["_sessions"]),
-        patch.object(sink_session, "_opened", kept["_opened"]),
-        patch.object(sink_session, "_checked", kept["_checked"]),
+        patch.object(micro_batch, "_sessions", kept["_sessions"]),
+        patch.object(two_phase, "_opened", kept["_opened"]),
+        patch.object(two_phase, "_checked", kept["_checked"]),
         patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
@@ -133,7 +133,7 @@ def installed(
     """Replaces the Kafka clients and the clocks of the product by those of the model.
 
     Args:
-        clients: returns the `commit.interfaces.Clients` of the process that is running.
+        clients: returns the `commit.request.Clients` of the process that is running.
         direct_producer: returns the producer of a task that writes at least once.
         driver_ms, executor_ms: return what the clocks of the two hosts show, in ms since the epoch.
         seams: replacements for names that `state.operator.shard` or `shard_store` imports.
@@ -143,20 +143,20 @@ def installed(
         def replace(owner: object, name: str, value: object) -> None:
             stack.enter_context(patch.object(owner, name, value))
 
-        replace(session, "KafkaClients", lambda _kafka: clients())
+        replace(micro_batch, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(staging, "_ask", lambda _kafka, _topic: None)
-        replace(direct, "check_target", lambda _options: None)
-        replace(sink_session, "cluster_id", lambda _options, **_more: clients().cluster_id)
-        replace(direct, "RecordProducer", lambda _config, _name: direct_producer())
-        replace(direct, "_producers", {})
-        replace(direct, "report", lambda *_: None)
+        replace(at_least_once, "check_target", lambda _options: None)
+        replace(two_phase, "cluster_id", lambda _options, **_more: clients().cluster_id)
+        replace(at_least_once, "RecordProducer", lambda _config, _name: direct_producer())
+        replace(at_least_once, "_producers", {})
+        replace(at_least_once, "report", lambda *_: None)
         replace(shard_module, "time", SimpleNamespace(time_ns=lambda: executor_ms() * 1_000_000))
         replace(writer_module, "task_begins", lambda: None)
-        replace(sink_session, "WatchedSink", lambda sink, _naming: sink)
+        replace(two_phase, "WatchedSink", lambda sink, _naming: sink)
         clock = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: driver_ms() * 1_000_000)
         replace(machine, "time", clock)
-        for module in (machine, sinks):
+        for module in (machine, two_phase):
             replace(module, "_FIRST_PAUSE_SECONDS", 0.0)
             replace(module, "_LONGEST_PAUSE_SECONDS", 0.0)
         for name, value in seams.items():

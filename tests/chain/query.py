@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructType
 
 import tests.chain.product as product
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from tests.chain.cluster import Cluster, Process, Record
 from tests.chain.spark import (
     Checkpoint,
@@ -115,7 +115,7 @@ def make_sources(
 
 
 class QuerySink:
-    """The `chain_spark.Sink` that runs the real writer, in tasks and in the commit."""
+    """The `spark.Sink` that runs the real writer, in tasks and in the commit."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class QuerySink:
         if query.sinks:
             self._options["sinks"] = ",".join(name for name, _ in query.sinks)
             for name, system in query.sinks:
-                self._options[f"sink.{name}.type"] = "chain_sinks:ModelSink"
+                self._options[f"sink.{name}.type"] = "tests.chain.sinks:ModelSink"
                 self._options[f"sink.{name}.system"] = system
 
     def run(self, query_id: str, batch_id: int, run_id: str, rows: Sequence[tuple[int, Record]]) -> list[Any]:

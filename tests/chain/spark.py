@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.chain.cluster import Cluster, ModelAdmin, Process, Record
 from tests.chain.product import TopicPartition, read_options
 

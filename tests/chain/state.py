@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
-from kafka_eos_source.protocol.packet import pack
+from kafka_eos_source.protocol.packing import pack_packets
 from kafka_eos_source.state.changelog.recovery import Restored, WipeNeeded
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
@@ -258,14 +258,14 @@ def count_rows(
     """
     with shard_module.open_shard(task) as opened:
         if not isinstance(opened, shard_module.OpenShard):
-            return [], [each.to_pybytes() for each in pack(opened, ())]
+            return [], [each.to_pybytes() for each in pack_packets(opened, ())]
         output = []
         for key, value in rows:
             number = int(opened.store.get(b"\x01" + key) or b"0") + 1
             opened.store.put(b"\x01" + key, b"%d" % number)
             output.append((key, b"%s#%d" % (value, number)))
         report, changes = opened.persist_pending()
-    return output, [each.to_pybytes() for each in pack(report, changes)]
+    return output, [each.to_pybytes() for each in pack_packets(report, changes)]
 
 
 def changelog_state(cluster: Cluster, topic: str) -> dict[bytes, int]:

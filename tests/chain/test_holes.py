@@ -13,9 +13,8 @@ from unittest.mock import patch
 
 import pytest
 
-from kafka_eos_source.commit import machine, ownership, shard_checks, transaction, verdict
-from kafka_eos_source.commit.facts import Batch, Held
-from kafka_eos_source.commit.verdict import Verdict
+from kafka_eos_source.commit import machine, ownership, report_checks, transaction, verdict
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.protocol.token import Token, newest
 from tests.chain.holes import HOLES, play
@@ -189,7 +188,7 @@ def test_the_model_detects_that_a_rule_of_the_chain_is_switched_off(mutation: st
 
 def test_every_listed_schedule_has_an_expected_outcome() -> None:
     assert set(OUTCOMES) == set(HOLES)
-    assert shard_checks.check_shards is machine.check_shards, "the mutation patches this function"
+    assert report_checks.check_shards is machine.check_shards, "the mutation patches this function"
 
 
 def test_an_outdated_token_does_not_decide_the_fate_of_sink_transactions() -> None:

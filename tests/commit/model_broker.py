@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
+from kafka_eos_source.commit.two_phase import Sinks
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import Token, TokenRecord, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.topic import Tail
 from kafka_eos_source.state.model import Owner
 
 CLUSTER_ID = "model-cluster"
 TOKENS = "tokens"
+IN = TopicPartition("in", 0)
+OUT = TopicPartition("out", 0)
+ROWS_PER_BATCH = 5
 
 
 @dataclass
@@ -54,7 +62,7 @@ class ModelBroker:
     dead: bool = False
     members: list[str] = field(default_factory=list)
 
-    # commit.interfaces.Clients
+    # commit.request.Clients
     def producer(self, transactional_id: str) -> ModelProducer:
         return ModelProducer(self)
 
@@ -261,3 +269,71 @@ class ModelRows:
     def batches(self) -> Iterable[pa.RecordBatch]:
         for start in range(0, len(self._rows), 2):
             yield pa.record_batch({"value": pa.array(self._rows[start : start + 2])})
+
+
+# -- one query, whose batches the tests commit ----------------------------------------------------
+
+
+class Killed(BaseException):
+    """The driver was killed: no cleanup runs after this exception."""
+
+
+def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
+    fields: dict[str, object] = {
+        "application_id": "app",
+        "query_id": "query",
+        "run_id": run_id,
+        "batch_id": batch_id,
+        "start": f"d{batch_id}",
+        "end": f"d{batch_id + 1}",
+        "promised": True,
+    }
+    return CommitRequest(
+        batch=Batch(**{**fields, **batch}),  # type: ignore[arg-type]
+        group_id="app",
+        anchor=OUT,
+        sources=(SourceRange({IN: 10 * (batch_id + 1)}, {IN: 10 * batch_id}, CLUSTER_ID),),
+        topic="out",
+    )
+
+
+def broker_with_genesis(**fields: Any) -> ModelBroker:
+    """Returns a broker with the genesis token of the query, which ends where batch 0 starts."""
+    broker = ModelBroker(**fields)
+    token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
+    broker.group = {
+        OUT: GroupOffset(OUT, 0, token.encode()),
+        IN: GroupOffset(IN, 0, token.encode()),
+    }
+    return broker
+
+
+def rows(batch_id: int) -> list[str]:
+    return [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
+
+
+def run_commit(
+    broker: ModelBroker,
+    what: CommitRequest,
+    staged: ModelRows,
+    session: ProducerSession | None = None,
+    *,
+    seconds: float = 30,
+    sinks: Sinks | None = None,
+) -> Result:
+    """Commits a batch in a process that has kept this producer; None = in a new process."""
+    kept, deadline = session or ProducerSession(), Deadline.after_seconds(seconds)
+    return Commit(what, staged, broker, kept, deadline, sinks, sleep=no_sleep).run()
+
+
+def commit(
+    broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
+) -> Result:
+    what, staged = request(batch_id, run_id), ModelRows(rows(batch_id))
+    return run_commit(broker, what, staged, session, seconds=seconds)
+
+
+def committed(broker: ModelBroker) -> Token:
+    token = newest(broker.group.values())
+    assert token is not None
+    return token

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import KafkaError
 
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Result
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.errors import (
     AuthorizationError,
     FencedError,
@@ -25,6 +24,7 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     KafkaEosError,
 )
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.protocol.token import Token
 from tests.commit.wire_commit import RecordingClients, cluster, commit, values, visible_values_and_token
 from tests.support.simulated_kafka import Fault

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.interfaces import ProducerSession
-from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import Cluster, inherited_shards
-from kafka_eos_source.commit.shard_checks import (
+from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.report_checks import (
     check_names,
     check_one_source,
     check_reports,
@@ -21,8 +18,8 @@ from kafka_eos_source.commit.shard_checks import (
     check_tail,
     is_alone,
 )
-from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.request import Cluster, ProducerSession, SourceRange, inherited_shards
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     ChangelogError,
@@ -37,13 +34,22 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.protocol.identity import of_stream
 from kafka_eos_source.protocol.token import Due, ShardProgress, Token, newest
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.topic import Tail
 from kafka_eos_source.state.model import Owner
-from tests.commit.model_broker import Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import IN, OUT, broker_with_genesis, request, rows
+from tests.commit.model_broker import (
+    IN,
+    OUT,
+    Fault,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    request,
+    rows,
+    run_commit,
+)
 
 SHARDS = [TopicPartition("app-counts-changelog", 0), TopicPartition("app-counts-changelog", 1)]
 
@@ -74,15 +80,7 @@ def report(
 def commit(broker: ModelBroker, session: ProducerSession, batch_id: int, shards: list[ShardReport]) -> Result:
     topics = {**broker.topics, "app-counts-changelog": 2}
     broker.topics = topics
-    machine = Commit(
-        request(batch_id),
-        ModelRows(rows(batch_id), shards),
-        broker,
-        session,
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
-    )
-    return machine.run()
+    return run_commit(broker, request(batch_id), ModelRows(rows(batch_id), shards), session)
 
 
 def committed_offset(broker: ModelBroker, tp: TopicPartition) -> tuple[int, Token]:
@@ -264,9 +262,7 @@ def commit_declared_by_operator(broker: ModelBroker, shards: list[ShardReport]) 
     broker.topics = {**broker.topics, "app-counts-changelog": 2}
     broker.group.clear()
     asked = replace(request(1), missing_token="assume_committed:1")
-    return Commit(
-        asked, ModelRows(rows(1), shards), broker, ProducerSession(), Deadline.after_seconds(30)
-    ).run()
+    return run_commit(broker, asked, ModelRows(rows(1), shards))
 
 
 def test_a_batch_that_an_operator_declared_committed_keeps_its_state() -> None:

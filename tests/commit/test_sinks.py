@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.interfaces import ProducerSession, UndecidedSinks
-from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.machine import Result
+from kafka_eos_source.commit.request import ProducerSession
+from kafka_eos_source.commit.two_phase import Sinks, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -28,6 +27,7 @@ from kafka_eos_source.errors import (
     SinkUndecidedError,
     SinkUnfinishedError,
 )
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -40,8 +40,19 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from tests.commit.model_broker import CLUSTER_ID, Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import Killed, broker_with_genesis, committed, request, rows
+from tests.commit.model_broker import (
+    CLUSTER_ID,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    committed,
+    no_sleep,
+    request,
+    rows,
+    run_commit,
+)
 
 NAMES = ("files", "database")
 
@@ -161,18 +172,16 @@ class Systems:
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app", cluster_id))
         parts = {name: ModelStaged(rows(batch_id)) for name in names}
-        work = SinkWork(sinks, parts, batch_id, sleep=no_sleep)
+        work = Sinks(sinks, parts, batch_id, sleep=no_sleep)
         wanted = request(batch_id, run_id)
-        machine = Commit(
-            type(wanted)(**{**wanted.__dict__, **more}),
-            ModelRows(rows(batch_id)),
+        return run_commit(
             self.broker,
+            replace(wanted, **more),
+            ModelRows(rows(batch_id)),
             session,
-            Deadline.after_seconds(seconds),
-            work,
-            sleep=no_sleep,
+            seconds=seconds,
+            sinks=work,
         )
-        return machine.run()
 
     def same_everywhere(self, batches: int) -> None:
         wanted = [row for batch_id in range(batches) for row in rows(batch_id)]
@@ -355,14 +364,14 @@ def test_prepared_work_that_a_rival_adds_after_the_listing_is_left_alone(systems
 def test_the_model_detects_that_prepared_work_is_listed_after_the_token_is_read(
     systems: Systems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the rule of `commit.sink_fate` switched off, the test above would fail."""
-    resolve = SinkWork.resolve_prepared
+    """With the rule of `commit.two_phase` switched off, the test above would fail."""
+    resolve = Sinks.resolve_prepared
 
-    def list_after_token(self: SinkWork, *arguments: Any) -> None:
+    def list_after_token(self: Sinks, *arguments: Any) -> None:
         self.list_prepared(arguments[-1])
         resolve(self, *arguments)
 
-    monkeypatch.setattr(SinkWork, "resolve_prepared", list_after_token)
+    monkeypatch.setattr(Sinks, "resolve_prepared", list_after_token)
     with pytest.raises((SinkFailedError, AssertionError)):
         overtaken_between_token_and_resolution(systems)
 
@@ -392,15 +401,8 @@ def test_a_token_written_by_an_operator_does_not_decide_prepared_work(systems: S
     with pytest.raises(OutcomeUnknownError):
         systems.commit(ProducerSession(), 1, seconds=0)
     systems.broker.group.clear()
-    adopted = type(wanted := request(1))(**{**wanted.__dict__, "missing_token": "assume_committed:1"})
-    Commit(
-        adopted,
-        ModelRows([]),
-        systems.broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-        UndecidedSinks(),
-    ).run()
+    adopted = replace(request(1), missing_token="assume_committed:1")
+    run_commit(systems.broker, adopted, ModelRows([]), sinks=UndecidedSinks())
     with pytest.raises(SinkUndecidedError):
         systems.commit(ProducerSession(), 1, "run-2")
     for system in systems.systems.values():

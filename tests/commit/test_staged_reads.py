@@ -10,12 +10,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kafka_eos_source.commit.staged_reads import check_staged_reads
+from kafka_eos_source.commit.report_checks import check_staged_reads
 from kafka_eos_source.errors import KafkaEosError, StagedPartError, StagedReadError
 from kafka_eos_source.model import OffsetRange, StagedRead, TopicPartition
 from kafka_eos_source.plan.split import split
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition
 
 TPS = [TopicPartition("t", number) for number in range(3)]
 

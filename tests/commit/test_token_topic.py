@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.request import ProducerSession
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -23,11 +22,24 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.operate.token_topics import restore
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.commit.model_broker import TOKENS, Fault, ModelBroker, ModelRows, no_sleep
-from tests.commit.test_transaction import IN, OUT, Killed, broker_with_genesis, committed, request, rows
+from tests.commit.model_broker import (
+    IN,
+    OUT,
+    TOKENS,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    committed,
+    request,
+    rows,
+    run_commit,
+)
 
 
 def commit(
@@ -38,15 +50,12 @@ def commit(
     staged: ModelRows | None = None,
     **batch: object,
 ) -> Result:
-    machine = Commit(
+    return run_commit(
+        broker,
         replace(request(batch_id, run_id, **batch), token_topic=TOKENS),
         ModelRows(rows(batch_id)) if staged is None else staged,
-        broker,
         session,
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
     )
-    return machine.run()
 
 
 def test_the_token_record_is_committed_with_the_batch_and_equals_the_group() -> None:
@@ -206,7 +215,7 @@ def test_setting_or_removing_the_token_topic_takes_effect_in_a_running_process()
 
 def test_without_a_token_topic_no_record_is_written_or_read() -> None:
     broker = broker_with_genesis()
-    Commit(request(0), ModelRows(rows(0)), broker, ProducerSession(), Deadline.after_seconds(30)).run()
+    run_commit(broker, request(0), ModelRows(rows(0)))
     assert not broker.records
     assert "token_records" not in broker.calls
 

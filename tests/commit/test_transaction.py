@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit import transaction
-from kafka_eos_source.commit.context import Progress
-from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.sources import SourceRange
-from kafka_eos_source.commit.steps import MOVES, Step, diagram
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
+from kafka_eos_source.commit.steps import MOVES, Progress, diagram
 from kafka_eos_source.errors import (
     AbortableError,
     FencedError,
@@ -30,69 +25,28 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.protocol.identity import ONCE
-from kafka_eos_source.protocol.token import Mark, Token, newest
+from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
 from tests import ROOT
-from tests.commit.model_broker import CLUSTER_ID, TOKENS, Fault, ModelBroker, ModelRows, no_sleep
-
-IN = TopicPartition("in", 0)
-OUT = TopicPartition("out", 0)
-ROWS_PER_BATCH = 5
-
-
-class Killed(BaseException):
-    """The driver was killed: no cleanup runs after this exception."""
-
-
-def request(batch_id: int, run_id: str = "run-1", **batch: object) -> CommitRequest:
-    fields: dict[str, object] = {
-        "application_id": "app",
-        "query_id": "query",
-        "run_id": run_id,
-        "batch_id": batch_id,
-        "start": f"d{batch_id}",
-        "end": f"d{batch_id + 1}",
-        "promised": True,
-    }
-    return CommitRequest(
-        batch=Batch(**{**fields, **batch}),  # type: ignore[arg-type]
-        group_id="app",
-        anchor=OUT,
-        sources=(SourceRange({IN: 10 * (batch_id + 1)}, {IN: 10 * batch_id}, CLUSTER_ID),),
-        topic="out",
-    )
-
-
-def broker_with_genesis(**fields: Any) -> ModelBroker:
-    """Returns a broker with the genesis token of the query, which ends where batch 0 starts."""
-    broker = ModelBroker(**fields)
-    token = Token("app", "query", "run-1", 0, -1, "", "d0", 0)
-    broker.group = {
-        OUT: GroupOffset(OUT, 0, token.encode()),
-        IN: GroupOffset(IN, 0, token.encode()),
-    }
-    return broker
-
-
-def rows(batch_id: int) -> list[str]:
-    return [f"{batch_id}:{row}" for row in range(ROWS_PER_BATCH)]
-
-
-def commit(
-    broker: ModelBroker, session: ProducerSession, batch_id: int, run_id: str = "run-1", seconds: float = 30
-) -> Result:
-    deadline = Deadline.after_seconds(seconds)
-    machine = Commit(
-        request(batch_id, run_id), ModelRows(rows(batch_id)), broker, session, deadline, sleep=no_sleep
-    )
-    return machine.run()
-
-
-def committed(broker: ModelBroker) -> Token:
-    token = newest(broker.group.values())
-    assert token is not None
-    return token
+from tests.commit.model_broker import (
+    CLUSTER_ID,
+    IN,
+    OUT,
+    TOKENS,
+    Fault,
+    Killed,
+    ModelBroker,
+    ModelRows,
+    broker_with_genesis,
+    commit,
+    committed,
+    no_sleep,
+    request,
+    rows,
+    run_commit,
+)
 
 
 def test_successive_batches_reuse_one_clean_producer() -> None:
@@ -109,8 +63,7 @@ def test_a_batch_without_records_commits_its_offsets_on_a_clean_producer() -> No
     """All rows were filtered out or late: there is no topic to check, but there is progress to commit."""
     broker, session = broker_with_genesis(), ProducerSession()
     commit(broker, session, 0)
-    empty = Commit(request(1), ModelRows([]), broker, session, Deadline.after_seconds(30))
-    assert empty.run() == Result(Step.COMMITTED, 1)
+    assert run_commit(broker, request(1), ModelRows([]), session) == Result(Step.COMMITTED, 1)
     assert commit(broker, session, 2) == Result(Step.COMMITTED, 1)
     assert broker.log == rows(0) + rows(2)
     assert broker.epoch == 1
@@ -217,15 +170,9 @@ def test_no_old_offset_is_committed_for_a_topic_recreated_while_rows_are_sent(
     broker.group, broker.topics[TOKENS] = broker_with_genesis().group, 1
     what = replace(request(0), token_topic=token_topic)
     source = replace(what.sources[0], topic_ids={"in": "id-in"}, lossy=True)
-    machine = Commit(
-        replace(what, sources=(source,)),
-        ModelRows(rows(0)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-        sleep=no_sleep,
+    assert run_commit(broker, replace(what, sources=(source,)), ModelRows(rows(0))) == Result(
+        Step.COMMITTED, transactions=2
     )
-    assert machine.run() == Result(Step.COMMITTED, transactions=2)
     assert broker.log == rows(0)
     assert broker.group[IN].offset == 0, "as before the batch; a real broker has deleted it with the topic"
     assert all(IN not in record.ends for record in broker.records.values())
@@ -238,7 +185,7 @@ def test_a_restart_with_another_group_reads_the_offsets_of_that_group() -> None:
     broker.group = {}
     moved = replace(request(1), group_id="another")
     with pytest.raises(TokenMissingError):
-        Commit(moved, ModelRows(rows(1)), broker, session, Deadline.after_seconds(30)).run()
+        run_commit(broker, moved, ModelRows(rows(1)), session)
     assert broker.log == rows(0)
 
 
@@ -316,14 +263,14 @@ def test_assume_committed_writes_only_the_token() -> None:
     commit(broker, ProducerSession(), 0)
     broker.group.clear()
     wanted = request(1)
-    machine = Commit(
-        CommitRequest(**{**wanted.__dict__, "missing_token": "assume_committed:1"}),
-        ModelRows(rows(1)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
+    assert (
+        run_commit(
+            broker,
+            replace(wanted, missing_token="assume_committed:1"),
+            ModelRows(rows(1)),
+        ).step
+        is Step.SKIPPED
     )
-    assert machine.run().step is Step.SKIPPED
     assert broker.log == rows(0)
     assert committed(broker).batch_id == 1
 
@@ -341,13 +288,7 @@ def test_the_offset_of_a_partition_that_is_newer_than_the_producer_is_committed(
     new = TopicPartition("in", 3)
     wanted = request(1)
     source = SourceRange({IN: 20, new: 7}, {IN: 10, new: 0}, CLUSTER_ID)
-    Commit(
-        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
-        ModelRows(rows(1)),
-        broker,
-        session,
-        Deadline.after_seconds(30),
-    ).run()
+    run_commit(broker, replace(wanted, sources=(source,)), ModelRows(rows(1)), session)
     assert broker.group[new] == GroupOffset(new, 7, Mark.of(committed(broker)).encode())
 
 
@@ -356,13 +297,7 @@ def test_the_offset_of_a_deleted_source_partition_is_not_committed() -> None:
     wanted = request(0)
     gone = TopicPartition("deleted", 0)
     source = SourceRange({IN: 10, gone: 7}, {IN: 0, gone: 0}, CLUSTER_ID)
-    Commit(
-        CommitRequest(**{**wanted.__dict__, "sources": (source,)}),
-        ModelRows(rows(0)),
-        broker,
-        ProducerSession(),
-        Deadline.after_seconds(30),
-    ).run()
+    run_commit(broker, replace(wanted, sources=(source,)), ModelRows(rows(0)))
     assert set(broker.group) == {IN, OUT}
     assert committed(broker).sequence == 1
 
@@ -376,7 +311,7 @@ def test_the_documented_state_diagram_is_generated_from_the_table() -> None:
 def test_every_step_has_a_successor_and_no_final_step_has_one() -> None:
     ends = {step for step, to in MOVES.items() if not to}
     assert ends == {Step.COMMITTED, Step.SKIPPED}
-    assert all(Step.LOST in MOVES[step] for step in Step if step not in {*ends, Step.LOST})
+    assert all(Step.LOST in MOVES[step] for step in MOVES if step not in {*ends, Step.LOST})
 
 
 def test_a_transition_that_the_table_does_not_list_is_refused() -> None:
@@ -446,15 +381,9 @@ def test_moved_offsets_of_a_partition_that_a_held_batch_read_first_refuse_the_ba
         before = {0: starts, 1: {IN: 20, new: 7}}[batch_id]
         ends = {IN: 10 * batch_id + 20, new: 7}
         source = SourceRange(ends, before, CLUSTER_ID)
-        machine = Commit(
-            replace(request(batch_id, run_id), sources=(source,)),
-            ModelRows(rows(batch_id)),
-            broker,
-            session,
-            Deadline.after_seconds(30),
-            sleep=no_sleep,
+        return run_commit(
+            broker, replace(request(batch_id, run_id), sources=(source,)), ModelRows(rows(batch_id)), session
         )
-        return machine.run()
 
     broker, session = broker_with_genesis(), ProducerSession()
     broker.group[IN] = replace(broker.group[IN], offset=10)
@@ -501,3 +430,55 @@ def test_a_look_that_gets_no_answer_does_not_stop_the_query(monkeypatch: pytest.
     broker.faults = [Fault("group_members", UnavailableError("no answer"))]
     commit(broker, session, 1)
     assert committed(broker).batch_id == 1
+
+
+# -- a query that takes over the work of another one ----------------------------------------------------
+
+OLD = TopicPartition("old", 0)
+
+
+@pytest.fixture
+def broker() -> ModelBroker:
+    """A broker with batches 0 to 3 of ``query``, which also wrote another topic earlier."""
+    broker = broker_with_genesis()
+    broker.topics["old"] = 1
+    session = ProducerSession()
+    for batch_id in range(4):
+        commit(broker, session, batch_id)
+    broker.group[OLD] = replace(broker.group[OUT], tp=OLD, offset=77)
+    return broker
+
+
+def run(broker: ModelBroker, request: CommitRequest, staged: list[str]) -> Step:
+    return run_commit(broker, request, ModelRows(staged), seconds=5).step
+
+
+def of_new_query(batch_id: int) -> CommitRequest:
+    """Returns a batch of the new query, whose batch 0 starts where batch 3 of the other query ended."""
+    later = request(4 + batch_id)
+    return replace(later, batch=replace(later.batch, query_id="new", batch_id=batch_id))
+
+
+def test_the_next_driver_of_an_adopting_query_finds_its_token(broker: ModelBroker) -> None:
+    adopting = replace(of_new_query(0), foreign_query="adopt")
+    assert run(broker, adopting, rows(4)) is Step.COMMITTED
+    assert broker.group[OLD].offset == 77, "the offset of the other query is kept"
+    for again in (of_new_query(0), adopting):
+        assert run(broker, again, rows(4)) is Step.SKIPPED
+    assert run(broker, of_new_query(1), rows(5)) is Step.COMMITTED
+    assert broker.log == [row for batch_id in range(6) for row in rows(batch_id)]
+    assert broker.group[IN].offset == 60
+
+
+@pytest.mark.parametrize("anchors", [("old", "out"), ("out", "old")])
+def test_a_batch_write_finds_its_own_token_after_a_write_to_another_topic(anchors: tuple[str, str]) -> None:
+    """The commit of the second write is not answered: it must find its own token, not that of the first."""
+    broker = ModelBroker()
+    broker.topics["old"] = 1
+    for number, topic in enumerate(anchors):
+        if number == 1:
+            broker.faults.append(Fault("commit", OutcomeUnknownError("lost"), after=True))
+        write = replace(request(0), sources=(), anchor=TopicPartition(topic, 0))
+        batch = replace(write.batch, query_id=f"once:{number}", once=True, promised=False)
+        run(broker, replace(write, batch=batch), rows(number))
+    assert broker.log == rows(0) + rows(1)

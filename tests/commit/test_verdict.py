@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit.facts import Batch, Held
-from kafka_eos_source.commit.verdict import Verdict, batch_verdict
+from kafka_eos_source.commit.verdict import Batch, Held, Verdict, batch_verdict
 from kafka_eos_source.errors import (
     CheckpointAheadError,
     CheckpointRolledBackError,
@@ -388,18 +387,6 @@ def test_the_anchor_counts_too() -> None:
     moved = replace(moved, offsets={**moved.offsets, TP: replace(found.offsets[OUT], tp=TP, offset=60)})
     with pytest.raises(OffsetsMovedError, match="out-0 at 30"):
         verdict_on(batch(6), moved)
-
-
-def test_a_version_is_skipped_only_if_it_goes_to_the_topics_of_the_former_write() -> None:
-    token = replace(TOKEN, end_digest="topics a")
-    held = Held.of("app", {OUT: GroupOffset(OUT, 0, token.encode())})
-    version = {"versioned": True, "starts": None, "ends": None}
-    same = batch(token.batch_id, end="topics a", topics=("a",), **version)
-    assert verdict_on(same, held) is Verdict.SKIP
-    with pytest.raises(InvalidOptionError, match="'b'"):
-        verdict_on(replace(same, end="topics b", topics=("b",)), held)
-    empty = replace(same, end="", topics=())
-    assert verdict_on(empty, held) is Verdict.SKIP
 
 
 def test_after_at_least_once_the_token_never_goes_back() -> None:

@@ -8,13 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_eos_source.commit.facts import Batch
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.recovered import TokenRecords
-from kafka_eos_source.commit.request import CommitRequest
-from kafka_eos_source.commit.session import KafkaClients
-from kafka_eos_source.commit.sources import SourceRange
+from kafka_eos_source.commit.micro_batch import KafkaClients
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange, TokenRecords
+from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.protocol.token import Token, newest
@@ -61,7 +58,7 @@ class RecordingClients:
         waiting = self.faults.get(kind)
         return waiting.pop(0) if waiting else None
 
-    # commit.interfaces.Clients
+    # commit.request.Clients
     def producer(self, transactional_id: str) -> WatchedProducer:
         producer = self._clients.producer(transactional_id)
         assert isinstance(producer, TransactionalProducer)
@@ -105,7 +102,7 @@ class RecordingClients:
 
 
 class WatchedProducer:
-    """A `TransactionalProducer` that records the calls made to it."""
+    """A `WireProducer` that records the calls made to it."""
 
     def __init__(self, producer: TransactionalProducer, kafka: RecordingClients) -> None:
         self._producer = producer
@@ -185,7 +182,7 @@ def commit(
     rows: StagedRows | None = None,
     deadline: Deadline | None = None,
 ) -> Result:
-    """Commits a batch as `commit.session` does; by default with the batch's `values` and a far deadline.
+    """Commits a batch as `commit.micro_batch` does; by default with the batch's `values` and a far deadline.
 
     Raises:
         KafkaEosError: as `Commit.run`.

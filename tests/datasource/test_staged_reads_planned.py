@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.commit.staged_reads import check_staged_reads
+from kafka_eos_source.commit.report_checks import check_staged_reads
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import DataLossError, StagedPartError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
@@ -22,8 +22,7 @@ from kafka_eos_source.model import StagedRead
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.offset_log import LoggedOffsets
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition
 from tests.plan.source_cluster import A0, B0, Cluster, over_the_wire, plan, read_options
 
 ROWS = StructType([StructField("value", BinaryType())])

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.commit import direct, session
+from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.datasource.commit_message import CommitMessage
@@ -26,7 +26,7 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
@@ -104,7 +104,7 @@ PART = StagedPart("", 1, 2, 3, inline=b"rows")
 def direct_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns the writer of an ``at_least_once`` query, whose checkpoint has planned batches 0 and 1."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     options = {
         "kafka.bootstrap.servers": "b:9092",
         "topic": "out",
@@ -190,7 +190,7 @@ def test_a_batch_write_without_the_message_of_a_task_is_refused(
 ) -> None:
     committed: list[int] = []
     monkeypatch.setattr(
-        session,
+        micro_batch,
         "commit_batch_write",
         lambda _options, _folder, _name, parts: committed.append(len(parts)),
     )
@@ -208,9 +208,9 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
 ) -> None:
     """Another writer commits: what that one finds in the log may be the plan of another driver."""
     monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "1", "r"))
-    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     reported: list[Any] = []
-    monkeypatch.setattr(session, "commit_micro_batch", lambda *given: reported.append(given[6]))
+    monkeypatch.setattr(micro_batch, "commit_micro_batch", lambda *given: reported.append(given[6]))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,
@@ -230,10 +230,10 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     entry = offset_log.read(str(tmp_path), 1)
     assert entry is not None
     logged = PlannedBatch(1, entry.digest)
-    session._refuse_another_plan({second}, logged, str(tmp_path))
+    micro_batch._refuse_another_plan({second}, logged, str(tmp_path))
     for planned in ({first}, {first, second}, {None}, {PlannedBatch(2, entry.digest)}):
         with pytest.raises(RestartQueryError, match="the entry of batch 1 in the offset log"):
-            session._refuse_another_plan(planned, logged, str(tmp_path))
+            micro_batch._refuse_another_plan(planned, logged, str(tmp_path))
 
 
 def test_the_newest_plan_is_the_highest_batch_and_not_a_temporary_file(tmp_path: Path) -> None:

@@ -38,10 +38,9 @@ from kafka_eos_source.kafka.tokens import OAuthService
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.rescale_journal import CopyJournal
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.dead_letters import DeadLetter
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
-from kafka_eos_source.protocol.token import Mark, Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.offset_log import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.records import DeadLetter
+from kafka_eos_source.protocol.token import Mark, Token, TokenRecord
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.registry import codec as codecs
 from kafka_eos_source.registry.codec import Schema

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from kafka_eos_source.commit import direct, sink_session
+from kafka_eos_source.commit import at_least_once, two_phase
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
@@ -231,7 +231,7 @@ def test_the_sink_stages_the_rows_in_packed_batches(
     as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
-    monkeypatch.setattr(direct, "check_target", lambda options: None)
+    monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     if as_rows:
         monkeypatch.setattr(stream_writer, "_StreamArrowWriter", None)
     options = parse_write(
@@ -256,8 +256,8 @@ def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
-    monkeypatch.setattr(direct, "check_target", lambda options: None)
-    monkeypatch.setattr(sink_session, "cluster_id", lambda *_, **__: "cluster")
+    monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
+    monkeypatch.setattr(two_phase, "cluster_id", lambda *_, **__: "cluster")
     options = parse_write(
         {
             "kafka.bootstrap.servers": "b:9092",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from kafka_eos_source.commit import direct, session
+from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_runs, staged_sink, writer
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
@@ -35,7 +35,7 @@ from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_f
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
@@ -72,7 +72,7 @@ class Query:
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
         monkeypatch.setattr(stage_in_read, "running_task", lambda: self.task)
         monkeypatch.setattr(staged_sink, "running_task", lambda: self.task)
-        monkeypatch.setattr(direct, "check_target", lambda options: None)
+        monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
 
     def plan_batch(self, batch_id: int, end: SourcePosition) -> None:
         log = self.checkpoint / "offsets"
@@ -116,7 +116,7 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         names = ["options", "folder", "parts", "batch_id", "plan", "sink_parts", "planned", "reads"]
         calls.append(dict(zip(names, arguments, strict=True)))
 
-    monkeypatch.setattr(session, "commit_micro_batch", commit)
+    monkeypatch.setattr(micro_batch, "commit_micro_batch", commit)
     return calls
 
 
@@ -218,8 +218,8 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
         "sink.files.path": str(tmp_path / "files"),
         "sink.files.columns": "value",
     }
-    monkeypatch.setattr("kafka_eos_source.commit.sink_session.cluster_id", lambda *_, **_more: "cluster")
-    monkeypatch.setattr("kafka_eos_source.commit.sink_session.check", lambda *_: None)
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase.cluster_id", lambda *_, **_more: "cluster")
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase.check", lambda *_: None)
     batches = [
         batch for task in query.tasks(marked, **sink) for batch in task.run(rows_of("a", "x", schema=marked))
     ]

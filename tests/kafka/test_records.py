@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidRecordError,
@@ -281,7 +281,7 @@ def test_a_topic_that_refuses_even_single_records_is_named_once(cluster: Simulat
 def test_a_task_may_compute_its_rows_for_longer_than_it_may_wait_for_brokers(
     cluster: SimulatedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "_producers", {})
+    monkeypatch.setattr(at_least_once, "_producers", {})
     options = parse_write(
         {
             "kafka.bootstrap.servers": cluster.bootstrap,
@@ -297,5 +297,5 @@ def test_a_task_may_compute_its_rows_for_longer_than_it_may_wait_for_brokers(
         yield rows(0)
         time.sleep(1.1)
 
-    assert direct.produce(options, slow()).records == ROWS
+    assert at_least_once.produce(options, slow()).records == ROWS
     assert cluster.committed(TOPIC) == expected(1)

@@ -37,7 +37,7 @@ from kafka_eos_source.observe.figures import (
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile, query_journals
 from kafka_eos_source.observe.lines import ProcessId, Writer, this_writer
 from kafka_eos_source.observe.source import figures_in, with_figures
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.runtime import folders
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder
 from tests.observe.figures_kit import BATCH, SOURCE, WAITING, WRITER

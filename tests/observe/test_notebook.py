@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import _ticks, panel
-from kafka_eos_source.observe.figures import Event, EventKind, Outcome, StepGroup, TracedStep
+from kafka_eos_source.observe.figures import Event, EventKind, Outcome, Step, StepGroup, TracedStep
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.notebook import view_of_reports
 from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.observe.figures_kit import BATCH, DONE, LAST, NOW, T0, WAITING, batch, journal, seen
+from tests.observe.test_journal import shared  # noqa: F401
 
 SECONDS = 60
 
@@ -56,7 +57,7 @@ def test_the_panel_says_what_the_query_does() -> None:
     batches=st.lists(
         st.tuples(
             st.sampled_from(Outcome),
-            st.dictionaries(st.sampled_from([each.value for each in TracedStep]), st.floats(0, 1e5)),
+            st.dictionaries(st.sampled_from([each.value for each in Step]), st.floats(0, 1e5)),
             st.integers(0, 3),
         ),
         max_size=70,

@@ -16,11 +16,11 @@ from typing import TypeAlias
 
 import pytest
 
-from kafka_eos_source.commit import tracing as tracing_of_commit
-from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit import micro_batch as tracing_of_commit
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.sinks import SinkWork
-from kafka_eos_source.commit.steps import Step
+from kafka_eos_source.commit.request import ProducerSession
+from kafka_eos_source.commit.steps import MOVES
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.errors import AbortableError, FencedError, RetriableError, UnavailableError
 from kafka_eos_source.model import ShardReport, TaskFigures, TopicPartition
 from kafka_eos_source.observe import journal, lines
@@ -45,9 +45,9 @@ from kafka_eos_source.observe.wording import MEANING
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
-from tests.commit.model_broker import Fault, ModelProducer, ModelRows
-from tests.commit.test_transaction import broker_with_genesis, request, rows
+from tests.commit.model_broker import Fault, ModelProducer, ModelRows, broker_with_genesis, request, rows
 from tests.observe.figures_kit import BATCH
+from tests.observe.test_journal import shared  # noqa: F401
 from tests.plan.source_cluster import Clock
 from tests.sinks.test_commit import NAMES, Scripted, deadline, staged, token
 
@@ -119,11 +119,11 @@ def test_durations_do_not_overlap_and_add_up() -> None:
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
     clock.advance(1)
-    trace.enter(TracedStep.PRODUCE)
+    trace.enter(Step.PRODUCE)
     clock.advance(2)
-    trace.enter(TracedStep.FLUSH)
+    trace.enter(Step.FLUSH)
     clock.advance(4)
-    trace.enter(TracedStep.PRODUCE)
+    trace.enter(Step.PRODUCE)
     clock.advance(8)
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches
@@ -235,7 +235,7 @@ def test_a_commit_that_stands_still_says_in_which_step_and_why() -> None:
     clock, seen = Clock(), Recorder()
     trace = made(seen, clock=clock)
     trace.explained_by(lambda: "127.0.0.1:9092: Connection refused")
-    trace.enter(TracedStep.FLUSH)
+    trace.enter(Step.FLUSH)
     clock.advance(0.5)
     trace.report_if_slow()
     assert seen.waiting == [], "half a second is no news"
@@ -390,7 +390,7 @@ def test_a_sink_that_holds_a_batch_back_is_measured() -> None:
         clock.advance(2)
         trace.report_if_slow()
 
-    work = SinkWork(sinks, staged(), 5, trace, sleep=pause)
+    work = Sinks(sinks, staged(), 5, trace, sleep=pause)
     work.finish(token(sinks=work.prepare(9, deadline())), deadline())
     trace.finish(Outcome.COMMITTED)
     (figures,) = seen.batches

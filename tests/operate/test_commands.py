@@ -21,16 +21,11 @@ from rich.console import Console
 from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import errors
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit import direct, session
-from kafka_eos_source.commit.facts import Batch, Held
+from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.commit.identity_file import Identity, IdentityFile, set_unproven
-from kafka_eos_source.commit.interfaces import ProducerSession
 from kafka_eos_source.commit.machine import Commit
-from kafka_eos_source.commit.request import Cluster, CommitRequest
-from kafka_eos_source.commit.session import digest_of
-from kafka_eos_source.commit.sources import ranges
-from kafka_eos_source.commit.steps import Step
-from kafka_eos_source.commit.verdict import batch_verdict
+from kafka_eos_source.commit.request import Cluster, CommitRequest, ProducerSession, ranges
+from kafka_eos_source.commit.verdict import Batch, Held, batch_verdict
 from kafka_eos_source.errors import (
     GuaranteeChangedError,
     InvalidOptionError,
@@ -43,6 +38,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.operate import adopt, staging
 from kafka_eos_source.operate import checkpoint as checkpoints
 from kafka_eos_source.operate.adopt import BatchOutcome
@@ -53,9 +49,8 @@ from kafka_eos_source.operate.verdict import short_name
 from kafka_eos_source.operate.view import show_inspection
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
-from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.protocol.token import Due, Mark, Token, newest
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.offset_log import SourcePosition, digest_of
+from kafka_eos_source.protocol.token import Due, Mark, Token, TokenRecord, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.targets import location
 from tests import ROOT
@@ -732,7 +727,7 @@ def test_the_token_says_that_batches_were_written_without_one(
         commit(broker, made, batch_id)
     made.write_identity_file().write_batches(1, 2)
     before = dict(broker.group)
-    monkeypatch.setattr(session, "KafkaClients", lambda *_: broker)
+    monkeypatch.setattr(micro_batch, "KafkaClients", lambda *_: broker)
     options = parse_write(
         {
             "kafka.bootstrap.servers": "b:9092",
@@ -743,7 +738,7 @@ def test_the_token_says_that_batches_were_written_without_one(
         streaming=True,
     )
     for _ in range(2):
-        direct.leave_guarantee(options)
+        at_least_once.leave_guarantee(options)
     assert broker.epoch == 3, "once per change of the guarantee, not per batch"
     marked = newest(broker.group.values())
     assert marked is not None

@@ -13,8 +13,8 @@ from kafka_eos_source.operate import dead_letters as operating
 from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
 from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.operate.replay_plan import Replay, group_of, ranges
-from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
+from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol.records import DeadLetter, without_ours
 
 DEAD = TopicPartition("dead", 0)
 LOGS = {DEAD: LogEnds(2, 9, 10)}
@@ -30,7 +30,7 @@ def letter(offset: int = 0, timestamp_ms: int | None = 1000, **headers: str | No
         "HOLDS": "input",
     }
     named = {name: text for name, text in {**usual, **headers}.items() if text is not None}
-    listed = tuple((getattr(dead_letters, name), text.encode()) for name, text in named.items())
+    listed = tuple((getattr(records, name), text.encode()) for name, text in named.items())
     return Letter.of(TopicRecord(DEAD, offset, timestamp_ms, b"k", b"v", (("trace", None), *listed)))
 
 
@@ -59,9 +59,7 @@ def test_a_letter_without_a_time_is_in_no_range_of_time() -> None:
 
 
 def test_headers_of_other_programs_are_read_as_far_as_they_make_sense() -> None:
-    found = DeadLetter.parse(
-        [(dead_letters.BATCH, b"-1"), (dead_letters.ERROR, b"\xff"), (dead_letters.ORIGIN_OFFSET, b"")]
-    )
+    found = DeadLetter.parse([(records.BATCH, b"-1"), (records.ERROR, b"\xff"), (records.ORIGIN_OFFSET, b"")])
     assert found == DeadLetter(error="\ufffd")
     assert without_ours(letter().record.headers) == (("trace", None),)
 
@@ -70,32 +68,30 @@ def test_headers_of_other_programs_are_read_as_far_as_they_make_sense() -> None:
     "digits", [b"9" * 5000, b"9" * 20, b"9" * 19, b"0" * 20], ids=lambda each: str(len(each))
 )
 def test_a_number_that_is_too_large_counts_as_absent(digits: bytes) -> None:
-    names = (dead_letters.BATCH, dead_letters.ORIGIN_TIMESTAMP, dead_letters.ORIGIN_OFFSET)
+    names = (records.BATCH, records.ORIGIN_TIMESTAMP, records.ORIGIN_OFFSET)
     assert DeadLetter.parse([(name, digits) for name in names]) == DeadLetter()
 
 
 def test_the_largest_numbers_of_kafka_are_read() -> None:
     found = DeadLetter.parse(
         [
-            (dead_letters.ORIGIN_OFFSET, str(2**63 - 1).encode()),
-            (dead_letters.ORIGIN_TIMESTAMP, str(dead_letters.MOST_MS).encode()),
+            (records.ORIGIN_OFFSET, str(2**63 - 1).encode()),
+            (records.ORIGIN_TIMESTAMP, str(records.MOST_MS).encode()),
         ]
     )
-    assert (found.origin_offset, found.origin_timestamp_ms) == (2**63 - 1, dead_letters.MOST_MS)
-    late = DeadLetter.parse([(dead_letters.ORIGIN_TIMESTAMP, str(dead_letters.MOST_MS + 1).encode())])
+    assert (found.origin_offset, found.origin_timestamp_ms) == (2**63 - 1, records.MOST_MS)
+    late = DeadLetter.parse([(records.ORIGIN_TIMESTAMP, str(records.MOST_MS + 1).encode())])
     assert late.origin_timestamp_ms is None, "no calendar has this time"
 
 
 def test_a_letter_that_was_written_after_the_year_9999_is_shown() -> None:
-    assert operating.time_text(dead_letters.MOST_MS) == "9999-12-31 23:59:59"
+    assert operating.time_text(records.MOST_MS) == "9999-12-31 23:59:59"
     assert operating.time_text(2**63 - 1) == f"{2**63 - 1} ms"
 
 
 def test_each_header_of_a_letter_is_removed_before_it_is_sent_again() -> None:
-    names = {
-        value for name, value in vars(dead_letters).items() if str(value).startswith("__") and name.isupper()
-    }
-    assert names == set(dead_letters.ALL)
+    names = {value for name, value in vars(records).items() if str(value).startswith("__") and name.isupper()}
+    assert names == set(records.ALL)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from kafka_eos_source.commit.interfaces import Clients
+from kafka_eos_source.commit.request import Clients
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
@@ -20,7 +20,7 @@ from kafka_eos_source.operate import replay, replay_targets
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.operate.replay_plan import Replay, ranges
-from kafka_eos_source.protocol import dead_letters
+from kafka_eos_source.protocol import records
 from kafka_eos_source.runtime.deadline import Deadline
 
 FULL, QUIET, EMPTY = (TopicPartition("dead", number) for number in range(3))
@@ -135,8 +135,8 @@ class Cluster:
         value: bytes = b"v",
         **headers: str,
     ) -> None:
-        named = {"ORIGIN_TOPIC": "in", "HOLDS": dead_letters.INPUT, **headers}
-        listed = tuple((getattr(dead_letters, name), text.encode()) for name, text in named.items())
+        named = {"ORIGIN_TOPIC": "in", "HOLDS": records.INPUT, **headers}
+        listed = tuple((getattr(records, name), text.encode()) for name, text in named.items())
         self.letters.append(Letter.of(TopicRecord(tp, offset, 1000, key, value, listed)))
 
     def read(

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.sources import OwnOffsets
+from kafka_eos_source.commit.request import OwnOffsets
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
 from kafka_eos_source.operate.cluster import KafkaView

@@ -12,7 +12,7 @@ from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 A_WEEK_MS = 7 * 24 * 3_600_000

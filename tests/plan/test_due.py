@@ -22,7 +22,7 @@ from kafka_eos_source.plan.due import LONGEST_PAUSE_MS, CommittedDue, DueBatches
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.token import Due, Token
 from tests.plan.source_cluster import A0, B0, Clock, Cluster, over_the_wire, read_options
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.plan.source_cluster import A0, A1, Cluster, over_the_wire, plan
 
 EARLIEST = {"startingOffsets": "earliest"}

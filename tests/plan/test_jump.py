@@ -16,7 +16,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.token import MOVING, Mark, Token, application_hash
 from tests.plan.source_cluster import A0, A1, B0, Cluster, over_the_wire, plan, ranges, read_options
 

@@ -16,7 +16,7 @@ from kafka_eos_source.errors import DataLossError, InvalidOptionError, Unavailab
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.plan.source_cluster import A0, A1, B0, Clock, Cluster, over_the_wire, plan, ranges, read_options
 
 # -- where a query starts

@@ -12,7 +12,7 @@ from kafka_eos_source.datasource.reader import _UnlimitedStreamReader
 from kafka_eos_source.errors import AuthorizationError, UnavailableError
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.source import SourcePlan
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.plan.source_cluster import A0, A_WEEK_MS, Clock, Cluster, over_the_wire, plan, read_options
 
 MINUTE, HOUR = 60.0, 3600.0

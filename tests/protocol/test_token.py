@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import NewerVersionError, OperatorError, StateError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol import writer_version
+from kafka_eos_source.protocol import token
 from kafka_eos_source.protocol.token import (
     FORMAT,
     Due,
@@ -22,8 +22,8 @@ from kafka_eos_source.protocol.token import (
     digest,
     newest,
     number_of_shards,
+    package_version,
 )
-from kafka_eos_source.protocol.writer_version import package_version
 from kafka_eos_source.sinks.contract import Ok
 from kafka_eos_source.state.model import BatchContext
 
@@ -68,7 +68,7 @@ def test_a_newer_format_is_refused_with_the_version_that_wrote_it() -> None:
 
 
 def test_a_copy_without_package_metadata_has_no_version_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_version, "package_version", str)
+    monkeypatch.setattr(token, "package_version", str)
     with pytest.raises(NewerVersionError, match="this is a copy of kafka-eos without a version, which reads"):
         Token.decode('{"kafka-eos":2,"by":"9.1","batch":1}')
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Mark, PreparedSinks, ShardProgress, Token
-from kafka_eos_source.protocol.token_record import FORMAT, TokenRecord
+from kafka_eos_source.protocol.token import (
+    RECORD_FORMAT,
+    Mark,
+    PreparedSinks,
+    ShardProgress,
+    Token,
+    TokenRecord,
+)
 
 TOKEN = Token("orders", "query", "run", 7, 5, "aa", "bb", 100)
 ANCHOR = TopicPartition("out", 0)
@@ -129,8 +135,10 @@ def with_operator_in_read(topics: object) -> bytes:
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(OperatorError, match=f"format {FORMAT + 1}, written by kafka-eos 9"):
-        TokenRecord.decode(RECORD.key, changed(**{"kafka-eos-record": FORMAT + 1, "by": "9", "new": 1}))
+    with pytest.raises(OperatorError, match=f"format {RECORD_FORMAT + 1}, written by kafka-eos 9"):
+        TokenRecord.decode(
+            RECORD.key, changed(**{"kafka-eos-record": RECORD_FORMAT + 1, "by": "9", "new": 1})
+        )
 
 
 def test_a_record_names_the_operators_in_the_read() -> None:

@@ -21,8 +21,7 @@ from kafka_eos_source.kafka.token_topic import PROPERTIES, NoTokenTopicError, To
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import token_topics
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord, record_batch, tombstone_batch
+from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import STAGED_ARROW
 from tests.support.fetched_log import Batch, Record, decoded

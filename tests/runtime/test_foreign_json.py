@@ -31,10 +31,9 @@ from kafka_eos_source.operate.rescale_journal import (
     filled_until,
     with_filled,
 )
-from kafka_eos_source.protocol import packet
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.offset_log import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.token import Token, TokenRecord
 from kafka_eos_source.registry.avro import arrow_type
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.sinks.http_client import Answer, pending_ids, retry_after_seconds, state_of
@@ -71,7 +70,7 @@ POSITION = {
     "@": {"start": {"t": {"0": 1}}, "cluster": "c", "epochs": {"t": [1]}, "topics": {"t": "id"}, "tick": 1},
     "t": {"0": 5},
 }
-PACKET = bytes(next(iter(packet.pack(report(7, 1), []))))
+PACKET = bytes(next(iter(packing.pack_packets(report(7, 1), []))))
 AVRO = {
     "type": "record",
     "name": "R",
@@ -80,10 +79,10 @@ AVRO = {
 
 
 def _packet(text: bytes) -> Any:
-    return packet.unpack(struct.pack(PACKET_LENGTH.format, len(text)) + text)
+    return packing.unpack_packet(struct.pack(PACKET_LENGTH.format, len(text)) + text)
 
 
-PACKET_LENGTH = packet._LENGTH
+PACKET_LENGTH = packing._LENGTH
 READERS: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "token": (lambda text: Token.decode(text.decode()), RECORD.token.encode()),
     "token record": (lambda text: TokenRecord.decode(b"orders", text), RECORD.encode().decode()),

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit.session import KafkaClients
+from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.datasource.commit_message import CommitMessage
 from kafka_eos_source.datasource.reader import stream_reader
 from kafka_eos_source.embedded import EmbeddedKafka

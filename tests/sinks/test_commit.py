@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit import sink_session
-from kafka_eos_source.commit.sink_fate import Fate, fate, named_by
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit.two_phase import Fate, Sinks, fate, named_by
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
@@ -51,12 +50,12 @@ NAMES = ("left", "right")
 CONTEXTS = {name: SinkContext(name, "app", "cluster") for name in NAMES}
 
 
-ASK_FOR_CLUSTER_ID = sink_session.cluster_id
+ASK_FOR_CLUSTER_ID = two_phase.cluster_id
 
 
 @pytest.fixture(autouse=True)
 def _a_cluster_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_session, "cluster_id", lambda _options: "cluster")
+    monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
 
 
 def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
@@ -96,19 +95,19 @@ class Scripted(MemorySink):
         return self.outcomes.pop(0) if self.outcomes else super().commit(txn, deadline)
 
 
-def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, SinkWork, Token]:
+def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, Sinks, Token]:
     """Returns two sinks with a prepared batch that Kafka has committed, and the token of the batch."""
     system = uuid.uuid4().hex
     one, two = Scripted(system, *left), Scripted(system, *right)
     for name, sink in zip(NAMES, (one, two), strict=True):
         sink.open(CONTEXTS[name])
-    work = SinkWork({"left": one, "right": two}, staged(), 5, sleep=lambda _seconds: None)
+    work = Sinks({"left": one, "right": two}, staged(), 5, sleep=lambda _seconds: None)
     return one, two, work, token(sinks=work.prepare(9, deadline()))
 
 
 def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id() -> None:
     sinks = memories()
-    work = SinkWork(sinks, staged(), 5)
+    work = Sinks(sinks, staged(), 5)
     prepared = work.prepare(9, deadline())
     assert prepared is not None
     memory = memory_of(sinks)
@@ -136,7 +135,7 @@ def test_after_a_permanent_failure_the_next_start_commits_in_the_other_sinks() -
     with pytest.raises(SinkFailedError):
         work.finish(named, deadline())
     assert [txn.sink for txn in two.memory.prepared] == ["left", "right"]
-    again = SinkWork({"left": one, "right": two}, {}, 6)
+    again = Sinks({"left": one, "right": two}, {}, 6)
     again.list_prepared(deadline())
     again.resolve_prepared(named, deadline())
     assert not two.memory.prepared
@@ -158,7 +157,7 @@ def test_the_other_sinks_commit_before_a_failure_is_raised() -> None:
 
 def test_a_sink_transaction_id_in_the_token_that_no_sink_knows_fails_the_query() -> None:
     """Another checkpoint wrote the token; `OK` would lose the batch silently."""
-    work = SinkWork(memories(), {}, 6)
+    work = Sinks(memories(), {}, 6)
     named = token(sinks=PreparedSinks(ATTEMPT, NAMES))
     with pytest.raises(SinkFailedError, match=r"'left' cannot commit app-.*'right' cannot commit app-"):
         work.finish(named, deadline())
@@ -169,7 +168,7 @@ def test_without_a_token_an_operator_decides_even_after_the_batch_is_written_aga
     sinks = memories()
     memory = memory_of(sinks)
     memory.prepared[CONTEXTS["left"].txn(5, ATTEMPT)] = ROWS
-    work = SinkWork({"left": sinks["left"]}, {}, 5)
+    work = Sinks({"left": sinks["left"]}, {}, 5)
     work.list_prepared(deadline())
     with pytest.raises(SinkUndecidedError, match="-left-5-"):
         work.resolve_prepared(None, deadline())
@@ -356,19 +355,19 @@ def test_a_process_asks_once_for_the_cluster_and_the_planning_process_again_afte
             return answer
 
     options = given_options(tmp_path, **{"kafka.bootstrap.servers": uuid.uuid4().hex, "sinks": "left"})
-    monkeypatch.setattr(sink_session, "TopicAdmin", Admin)
+    monkeypatch.setattr(two_phase, "TopicAdmin", Admin)
     ask = ASK_FOR_CLUSTER_ID
     answers[:] = [UnavailableError("down")]
     with pytest.raises(UnavailableError):
         ask(options)
     answers[:] = ["A"]
     assert (ask(options), ask(options, renew=True)) == ("A", "A")
-    monkeypatch.setattr(sink_session, "_CLUSTER_SECONDS", 0.0)
+    monkeypatch.setattr(two_phase, "_CLUSTER_SECONDS", 0.0)
     answers[:] = [UnavailableError("down"), "B"]
     assert ask(options, renew=True) == "A", "what is known, if no broker answers"
     assert (ask(options, renew=True), ask(options)) == ("B", "B")
     answers[:] = ["C"]
-    sink_session.close(options, "app")
+    two_phase.close(options, "app")
     assert ask(options) == "C", "after an error it asks again"
 
 
@@ -399,7 +398,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
         "sink.right.format": "json",
     }
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
-        sink_session.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+        two_phase.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
@@ -414,7 +413,7 @@ def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     options = given_options(tmp_path, **late)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            sink_session.check(options, plan(options))
+            two_phase.check(options, plan(options))
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
@@ -425,7 +424,7 @@ def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> N
     url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
     options = given_options(tmp_path, **url)
     with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
-        sink_session.check(options, plan(options))
+        two_phase.check(options, plan(options))
 
 
 class Choosy(MemorySink):
@@ -440,7 +439,7 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
-        sink_session.check(options, plan(options))
+        two_phase.check(options, plan(options))
 
 
 def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.memory import MemorySink
 from kafka_eos_source.sinks.specs import SinkSpec

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafka_eos_source.commit.sinks import SinkWork
+from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.errors import RetriableError, SinkRetryableError, SinkUnfinishedError
 from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
@@ -28,7 +28,7 @@ SLOW_BATCHES = 12
 @pytest.fixture(autouse=True)
 def _short_silence_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr("kafka_eos_source.commit.sinks._LEAST_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase._LEAST_SECONDS", 0.2)
 
 
 class Rows:
@@ -114,7 +114,7 @@ def test_a_sink_that_keeps_reading_rows_may_take_longer_than_the_deadline(tmp_pa
 
 def test_a_commit_that_never_returns_is_unfinished_at_the_deadline() -> None:
     release = threading.Event()
-    work = SinkWork({"s": watched(Scripted(release.wait))}, {}, 3)
+    work = Sinks({"s": watched(Scripted(release.wait))}, {}, 3)
     token = Token("app", "q", "r", 3, 3, "", "", 0, sinks=PreparedSinks(TXN.attempt, ("s",)))
     with pytest.raises(SinkUnfinishedError, match=r"'s': RetriableError.*commit app-.*-s-3-.*did not return"):
         work.finish(token, soon())
@@ -124,7 +124,7 @@ def test_a_commit_that_never_returns_is_unfinished_at_the_deadline() -> None:
 def test_a_prepare_that_never_returns_fails_and_is_not_awaited_twice() -> None:
     release = threading.Event()
     sink = Scripted(release.wait)
-    work = SinkWork({"s": watched(sink)}, {"s": Rows()}, 3)
+    work = Sinks({"s": watched(sink)}, {"s": Rows()}, 3)
     with pytest.raises(SinkRetryableError, match="did not return"):
         work.prepare(1, soon())
     work.roll_back(soon())

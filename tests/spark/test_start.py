@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kafka_eos_source import recommended_settings
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.spark import worker_daemon
@@ -33,7 +33,7 @@ source = KafkaEosDataSource({_OPTIONS!r})
 pickle.dumps(source.streamReader(source.schema()))
 """
 _PLAN_WRITE = """
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
@@ -171,9 +171,9 @@ def test_the_process_that_commits_does_not_check_the_target_again(
     }
     options = parse_write(stated, streaming=True)
     with pytest.raises(UnavailableError):
-        direct.check_target(options)
+        at_least_once.check_target(options)
     monkeypatch.setitem(sys.modules, "pyspark.sql.worker.python_streaming_sink_runner", sys)
-    direct.check_target(options)
+    at_least_once.check_target(options)
 
 
 def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Pat
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "7").touch()
     with pytest.raises(UnavailableError, match="within 1 s"):  # the limit of the option
-        direct.check_target(parse_write(stated, streaming=True))
+        at_least_once.check_target(parse_write(stated, streaming=True))
 
 
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:

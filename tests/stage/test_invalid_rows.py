@@ -15,8 +15,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.options.parse import parse_write
-from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.protocol.dead_letters import DeadLetter
+from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
@@ -61,7 +61,7 @@ def staged(
     """Returns the values of the valid rows, and the dead letters with their headers as a dict."""
     place = StagingFolder.at(str(folder))
     stage = partial(PartStage, folder=place, batch="0", inline_bytes=1 << 20)
-    origin = {dead_letters.APPLICATION: "app", dead_letters.BATCH: "7"}
+    origin = {records.APPLICATION: "app", records.BATCH: "7"}
     invalid = InvalidRows(None if drop else "dead", limits, origin, None, stage)
     good = [each for made in from_batches([batch], columns, invalid) for each in made["value"].to_pylist()]
     part = invalid.finish()
@@ -103,7 +103,7 @@ def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path
     mark["timestamp"] = 1_700_000_000_123_456
     headers = [
         {"key": "trace", "value": b"1"},
-        {"key": dead_letters.MESSAGE, "value": b"of an earlier letter"},
+        {"key": records.MESSAGE, "value": b"of an earlier letter"},
         {"key": "empty", "value": None},
     ]
     good, letters, invalid = staged(
@@ -115,16 +115,16 @@ def test_a_marked_row_becomes_a_dead_letter_that_names_its_origin(tmp_path: Path
     assert letter["headers"] == [
         ("trace", b"1"),
         ("empty", None),
-        (dead_letters.ERROR, b"NotJson"),
-        (dead_letters.MESSAGE, "bad ü".encode()),
-        (dead_letters.ORIGIN_TOPIC, b"in"),
-        (dead_letters.ORIGIN_PARTITION, b"3"),
-        (dead_letters.ORIGIN_OFFSET, b"1099511627776"),
-        (dead_letters.ORIGIN_TIMESTAMP, b"1700000000123"),
-        (dead_letters.HOLDS, b"input"),
-        (dead_letters.APPLICATION, b"app"),
-        (dead_letters.BATCH, b"7"),
-        (dead_letters.TARGET_TOPIC, b"out"),
+        (records.ERROR, b"NotJson"),
+        (records.MESSAGE, "bad ü".encode()),
+        (records.ORIGIN_TOPIC, b"in"),
+        (records.ORIGIN_PARTITION, b"3"),
+        (records.ORIGIN_OFFSET, b"1099511627776"),
+        (records.ORIGIN_TIMESTAMP, b"1700000000123"),
+        (records.HOLDS, b"input"),
+        (records.APPLICATION, b"app"),
+        (records.BATCH, b"7"),
+        (records.TARGET_TOPIC, b"out"),
     ]
     assert invalid.count == 1
 
@@ -151,9 +151,9 @@ def test_each_rule_makes_a_dead_letter(tmp_path: Path, row: dict[str, Any], erro
     good, (letter,), _ = staged(frame({"value": b"1"}, row, {"value": b"3"}), tmp_path, limits)
     assert good == [b"1", b"3"]
     headers = dict(letter["headers"])
-    assert headers[dead_letters.ERROR] == error.encode()
-    assert text in headers[dead_letters.MESSAGE].decode()
-    assert headers[dead_letters.HOLDS] == (b"input" if "mark" in row else b"output")
+    assert headers[records.ERROR] == error.encode()
+    assert text in headers[records.MESSAGE].decode()
+    assert headers[records.HOLDS] == (b"input" if "mark" in row else b"output")
 
 
 def test_an_unmarked_row_has_the_origin_that_its_column_names(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> No
         written.clear()
         invalid = InvalidRows("dead", LIMITS, {}, "out", lambda schema: Stage())  # type: ignore[arg-type,return-value]
         assert invalid.take({"value": value, **columns}, marks)["value"].to_pylist() == left
-        assert written[0][dead_letters.MESSAGE].decode() == reason
+        assert written[0][records.MESSAGE].decode() == reason
 
 
 def test_rows_of_pyspark_4_0_name_the_same_origin(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
     assert good == [b"2"]
     assert (
         "column 'key' is null, and the topic is compacted"
-        in dict(letter["headers"])[dead_letters.MESSAGE].decode()
+        in dict(letter["headers"])[records.MESSAGE].decode()
     )
 
 
@@ -297,8 +297,8 @@ def test_a_dead_letter_is_never_larger_than_a_record_may_be(tmp_path: Path, size
     for letter in letters:
         parts = [letter["key"], letter["value"], *(each for pair in letter["headers"] for each in pair)]
         assert sum(len(each or b"") for each in parts) + 300 < LIMITS.record_bytes
-    assert dict(letters[0]["headers"])[dead_letters.VALUE_BYTES] == str(size).encode()
-    assert dict(letters[1]["headers"])[dead_letters.VALUE_BYTES] == b"0", "its key and headers are missing"
+    assert dict(letters[0]["headers"])[records.VALUE_BYTES] == str(size).encode()
+    assert dict(letters[1]["headers"])[records.VALUE_BYTES] == b"0", "its key and headers are missing"
 
 
 def test_dropped_rows_are_counted(tmp_path: Path) -> None:

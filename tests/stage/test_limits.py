@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from kafka_eos_source.commit.interfaces import ProducerSession
+from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.errors import StagedPartError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.stage import files

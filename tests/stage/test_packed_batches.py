@@ -13,8 +13,8 @@ from hypothesis import given
 
 from kafka_eos_source.errors import InvalidRecordError, StateCorruptedError, StateError
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.protocol import packed_batches, packet
-from kafka_eos_source.protocol.packed_batches import column, pack, pack_stream, slices, unpack, unpack_stream
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import column, pack, pack_stream, slices, unpack, unpack_stream
 from kafka_eos_source.state.store.durable import decode_rows
 from kafka_eos_source.state.store.uncommitted import CHANGES
 
@@ -49,9 +49,9 @@ def test_rows_stay_the_same_in_both_forms(made: list[tuple[int | None, str | Non
     assert size_bytes > 1 or len(cut) == len(made)
     messages = column([pack(each) for each in cut])
     streams = column([pack_stream(each) for each in cut])
-    found = [unpack(each, SCHEMA, "it") for each in packed_batches.values(messages)]
+    found = [unpack(each, SCHEMA, "it") for each in packing.values(messages)]
     assert pa.Table.from_batches(found, SCHEMA).to_pylist() == rows(made).to_pylist()
-    found = [batch for each in packed_batches.values(streams) for batch in unpack_stream(each, "it")]
+    found = [batch for each in packing.values(streams) for batch in unpack_stream(each, "it")]
     assert pa.Table.from_batches(found, SCHEMA).to_pylist() == rows(made).to_pylist()
 
 
@@ -65,7 +65,7 @@ def test_a_column_skips_nulls_and_copies_no_single_value() -> None:
     packed = pack(SOME)
     one = column([packed])
     assert one.buffers()[2].address == packed.address
-    (found,) = packed_batches.values(pa.concat_arrays([pa.nulls(2, pa.binary()), one]))
+    (found,) = packing.values(pa.concat_arrays([pa.nulls(2, pa.binary()), one]))
     assert found == packed
     assert len(column([])) == 0
     assert unpack(packed, SCHEMA, "it").column(1).buffers()[2].address >= packed.address, "rows were copied"
@@ -76,14 +76,14 @@ def test_a_column_may_have_offsets_of_64_bits(type_: pa.DataType) -> None:
     """Spark passes such columns with ``spark.sql.execution.arrow.useLargeVarTypes``."""
     packed = [pack(SOME), pack_stream(SOME), pack(SOME)]
     whole = pa.concat_arrays([pa.nulls(1, pa.binary()), column(packed), pa.nulls(1, pa.binary())]).cast(type_)
-    assert list(packed_batches.values(whole)) == packed
-    assert list(packed_batches.values(whole.slice(2))) == packed[1:]
-    assert list(packed_batches.values(pa.nulls(2, type_))) == []
+    assert list(packing.values(whole)) == packed
+    assert list(packing.values(whole.slice(2))) == packed[1:]
+    assert list(packing.values(pa.nulls(2, type_))) == []
 
 
 def test_more_than_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack(SOME)
-    monkeypatch.setattr(packed_batches, "_COLUMN_BYTES", 2 * packed.size)
+    monkeypatch.setattr(packing, "_COLUMN_BYTES", 2 * packed.size)
     assert len(column([packed] * 2)) == 2
     with pytest.raises(InvalidRecordError, match=rf"3 packed .* have {3 * packed.size} bytes; .* at most"):
         column([packed] * 3)
@@ -128,14 +128,14 @@ def test_a_batch_of_other_columns_is_not_read_beyond_its_buffers() -> None:
 
 def test_a_report_says_whether_the_tasks_that_read_run_the_operator() -> None:
     report = replace(REPORT, in_read=True)
-    (written,) = packet.pack(report, ())
-    assert packet.unpack(written).report == replace(report, packets=1)
+    (written,) = packing.pack_packets(report, ())
+    assert packing.unpack_packet(written).report == replace(report, packets=1)
 
 
 def test_damaged_stored_batches_get_the_error_of_their_place() -> None:
     """Pending changes are restored after a restart; a damaged packet needs a person."""
     with pytest.raises(StateCorruptedError, match="pending batch cannot be decoded"):
         decode_rows(pack_stream(MADE_CHANGES).to_pybytes()[:-100])
-    first, _last = packet.pack(REPORT, [MADE_CHANGES])
+    first, _last = packing.pack_packets(REPORT, [MADE_CHANGES])
     with pytest.raises(StateError, match=r"'__kafka_eos_changelog' contains .* not a packed batch"):
-        list(packet.unpack(first.to_pybytes()[:-100]).batches())
+        list(packing.unpack_packet(first.to_pybytes()[:-100]).batches())

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packet import CHANGELOG, pack, unpack
+from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, unpack_packet
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, batch_of, reports
@@ -48,7 +48,7 @@ def changes(*pairs: tuple[bytes, bytes | None]) -> pa.RecordBatch:
 
 def packets_of(made: ShardReport, batches: list[pa.RecordBatch]) -> list[bytes]:
     """Returns the packets of a shard's task attempt."""
-    return [each.to_pybytes() for each in pack(made, batches)]
+    return [each.to_pybytes() for each in pack_packets(made, batches)]
 
 
 def frame(values: list[bytes], packets: list[bytes]) -> pa.RecordBatch:
@@ -96,7 +96,7 @@ def test_a_batch_fails_if_no_report_of_an_operator_that_ran_arrives() -> None:
 
 def test_a_packet_decodes_to_what_was_encoded() -> None:
     made = report(counts={"late_rows": 3})
-    first, last = map(unpack, packets_of(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
+    first, last = map(unpack_packet, packets_of(made, [changes((b"\x01k", b"v"), (b"\x01d", None))]))
     assert [batch.to_pylist() for batch in first.batches()] == [
         [{"key": b"\x01k", "value": b"v"}, {"key": b"\x01d", "value": None}]
     ]
@@ -107,8 +107,8 @@ def test_a_packet_decodes_to_what_was_encoded() -> None:
 
 def test_what_a_shard_measured_travels_with_its_report() -> None:
     measured = {"keys": 5, "bytes": 1_000, "restore_seconds": 1.23456}
-    (packet,) = pack(report(measured=measured), [])
-    found = unpack(packet).report
+    (packet,) = pack_packets(report(measured=measured), [])
+    found = unpack_packet(packet).report
     assert found is not None
     assert found.measured == {"keys": 5, "bytes": 1_000, "restore_seconds": 1.235}
 
@@ -128,13 +128,13 @@ def test_a_processor_may_report_only_few_metrics_with_short_names() -> None:
 )
 def test_invalid_bytes_are_not_a_packet(junk: bytes) -> None:
     with pytest.raises(StateError, match=CHANGELOG):
-        unpack(junk)
+        unpack_packet(junk)
 
 
 def test_a_packet_of_a_newer_version_is_refused() -> None:
     (packet,) = packets_of(report(), [])
     with pytest.raises(StateError, match="version 2"):
-        unpack(packet.replace(b'"v":1', b'"v":2'))
+        unpack_packet(packet.replace(b'"v":1', b'"v":2'))
 
 
 def test_output_rows_and_state_changes_are_separated() -> None:

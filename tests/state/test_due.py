@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.commit.request import earliest_due
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.protocol.packet import pack, unpack
+from kafka_eos_source.protocol.packing import pack_packets, unpack_packet
 from kafka_eos_source.protocol.token import Due
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
@@ -38,8 +38,8 @@ def test_the_earliest_request_counts(times_ms: list[int]) -> None:
 @pytest.mark.parametrize("due_ms", [None, 0, -5, 1_760_000_000_000])
 def test_the_due_time_travels_with_the_report_of_the_shard(due_ms: int | None) -> None:
     report = replace(REPORT, due_ms=due_ms)
-    (packet,) = pack(report, ())
-    assert unpack(packet).report == report
+    (packet,) = pack_packets(report, ())
+    assert unpack_packet(packet).report == report
 
 
 def test_the_earliest_request_of_all_shards_is_due_with_the_clock_of_its_shard() -> None:

@@ -27,8 +27,8 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.split import OFFSETS_SHARED, split_by_shard
-from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.protocol.source_position import SourcePosition
+from kafka_eos_source.protocol.offset_log import SourcePosition
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.state.changelog.move import Placement

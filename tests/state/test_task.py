@@ -15,8 +15,8 @@ import pytest
 
 from kafka_eos_source.errors import StateError, UnavailableError
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.protocol import packet
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.task import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, ShardsBy, StateAccess
@@ -190,7 +190,7 @@ def test_only_errors_of_the_processor_are_reported_as_such(
             list(passing.in_read(1, rows()))
         return
     (packets,) = passing.in_read(1, rows())
-    report = packet.unpack(packets.column(CHANGELOG)[0].as_py()).report
+    report = packing.unpack_packet(packets.column(CHANGELOG)[0].as_py()).report
     assert report is not None
     assert report.failure == "ValueError: a bad row"
 

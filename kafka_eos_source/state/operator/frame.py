@@ -23,7 +23,7 @@ from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.option import OPERATOR_IN_READ
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.packet import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.pickled import to_option

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, ShardReport, TopicPartition
-from kafka_eos_source.protocol import packed_batches
-from kafka_eos_source.protocol.packet import CHANGELOG, pack
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import CHANGELOG, column, pack_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.task import StreamingTask, running_task
@@ -169,7 +169,7 @@ class Operator:
                 number += each.num_rows
                 yield each
 
-        own = (packed_batches.column([packet]) for packet in pack(report, counted()))
+        own = (packing.column([packet]) for packet in pack_packets(report, counted()))
         for packets in chain(before, own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
@@ -393,8 +393,8 @@ class InitialTopic:
             deadline = Deadline.after_ms(self.timeout_ms)
             _, end = reader.readable(deadline)
             for records in reader.read(0, end, deadline, if_gone=_IF_GONE, skips_deleted=False):
-                for value in packed_batches.values(records.values):
-                    yield from packed_batches.unpack_stream(value, f"topic {self.topic!r}")
+                for value in packing.values(records.values):
+                    yield from packing.unpack_stream(value, f"topic {self.topic!r}")
 
 
 def pack_initial(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -403,7 +403,7 @@ def pack_initial(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shards = batch.column(SHARD)
         for shard in shards.unique():
             rows = batch.filter(pc.equal(shards, shard)).drop_columns([SHARD])
-            slices = packed_batches.slices(rows, _RECORD_BYTES)
-            values = packed_batches.column([packed_batches.pack_stream(each) for each in slices])
+            slices = packing.slices(rows, _RECORD_BYTES)
+            values = packing.column([packing.pack_stream(each) for each in slices])
             partition = pa.repeat(shard.cast(pa.int32()), len(values))
             yield pa.record_batch([values, partition], ["value", "partition"])

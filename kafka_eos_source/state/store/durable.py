@@ -48,7 +48,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
 )
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.packed_batches import pack_stream, unpack_stream
+from kafka_eos_source.protocol.packing import pack_stream, unpack_stream
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.model import BatchRecord, PendingBatch, StoreIdentity

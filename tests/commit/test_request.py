@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_eos_source.commit.sources import SourceRange, on_cluster, ranges
+from kafka_eos_source.commit.request import SourceRange, on_cluster, ranges
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.protocol import offset_log

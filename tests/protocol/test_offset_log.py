@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json
+from kafka_eos_source.protocol.offset_log import SourcePosition, is_kafka_offset_json
 
 _TOPICS = st.text("abc.-_019", min_size=1, max_size=6)
 _OFFSETS = st.dictionaries(

@@ -1,13 +1,32 @@
-"""The headers of dead letters: records that could not be processed, kept with the reason.
+"""The layout of Kafka's record batches, as far as Python reads it, and the headers of dead letters.
 
-Kafka Streams has the same names where they begin with ``__streams`` (KIP-1034), so that tools for its dead
-letter queues read ours. All values are UTF-8 text; numbers are decimal.
+Dead letters are records that could not be processed, kept with the reason. Kafka Streams has the same headers
+where their names begin with ``__streams`` (KIP-1034), so that tools for its dead letter queues read ours. All
+values are UTF-8 text; numbers are decimal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+#: Bytes before the first record.
+HEADER_BYTES = 61
+#: The option of a source that becomes a property of its consumers: the most memory that the records of one
+#: compressed batch may need. Beyond the largest value, the offsets of Arrow's columns could become too small.
+#: Brokers accept batches of 1 MiB unless they are set up for more, and data rarely compresses to a fiftieth.
+MOST_DECOMPRESSED = "max.decompressed.batch.bytes"
+MOST_DECOMPRESSED_BYTES, LARGEST_MOST_DECOMPRESSED_BYTES = 256 << 20, 1 << 30
+
+_RECORDS = slice(57, 61)
+
+
+def records_of(batch: memoryview) -> int:
+    """Returns the number of records in a record batch, as its header says."""
+    return int.from_bytes(batch[_RECORDS], "big")
+
+
+# -- dead letters ---------------------------------------------------------------------------------------
 
 #: Class of the error, and its message.
 ERROR = "__streams.errors.exception"

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kafka_eos_source.commit.facts import Held
-from kafka_eos_source.commit.recovered import recover
+from kafka_eos_source.commit.ownership import recover
+from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.errors import OperatorError, TokenMissingError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.protocol.token import Token
-from kafka_eos_source.protocol.token_record import TokenRecord
+from kafka_eos_source.protocol.token import Token, TokenRecord
 from kafka_eos_source.runtime.deadline import Deadline
 
 APP, GROUP, TOPIC_ID = "orders", "orders-group", "id-1"

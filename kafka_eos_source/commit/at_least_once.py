@@ -1,4 +1,7 @@
-"""Writes without a transaction: the check of the target, and the guarantee ``at_least_once``."""
+"""The guarantee ``at_least_once``: tasks write without a transaction.
+
+The check of the target is here too, because every write begins with it, in the process that plans.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from kafka_eos_source.spark.task import StreamingTask, running_task
 from kafka_eos_source.stage.staging import TaskMeter
 
 if TYPE_CHECKING:
-    from kafka_eos_source.commit.sources import SourceRange
+    from kafka_eos_source.commit.request import SourceRange
     from kafka_eos_source.protocol.offset_log import LoggedOffsets
 
 
@@ -98,8 +101,8 @@ def _mark_token(options: WriteOptions, application_id: str, since: int) -> None:
     The sequence number stays, because this is the same link of the chain: its offsets and sinks still count.
     """
     # imported here, because only the first batch after a change of the guarantee needs it
-    from kafka_eos_source.commit.facts import Held
-    from kafka_eos_source.commit.session import KafkaClients
+    from kafka_eos_source.commit.micro_batch import KafkaClients
+    from kafka_eos_source.commit.verdict import Held
     from kafka_eos_source.protocol.identity import anchor, group_of
 
     group_id = group_of(application_id, options.group_id)
@@ -169,7 +172,7 @@ def report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -
 
 def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) -> None:
     # imported here, because the process that plans a write calls only `check_target`
-    from kafka_eos_source.commit import tracing
+    from kafka_eos_source.commit import micro_batch
     from kafka_eos_source.observe.background import in_background
     from kafka_eos_source.observe.figures import Outcome
     from kafka_eos_source.observe.journal import Journal
@@ -183,11 +186,11 @@ def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) 
     # would look like one query that restarts all the time
     application_id = derived_application_id(query_id)
     journal = Journal(application_id)
-    trace = Trace(tracing.observers(journal))
+    trace = Trace(micro_batch.observers(journal))
     # the batch is already written: a store that hangs may cost the figures of what was read, but no time
     planned = in_background(lambda: _planned(options.checkpoint_location, batch_id))
     if planned is not None:
-        tracing.describe(trace, journal, planned[0], run_id, planned[1])
+        micro_batch.describe(trace, journal, planned[0], run_id, planned[1])
     trace.count(records=sum(part.records for part in parts))
     trace.tasks([part.measured for part in parts])
     trace.begin(Subject(application_id, query_id, run_id, batch_id))
@@ -196,7 +199,7 @@ def _report(options: WriteOptions, batch_id: int, parts: Sequence[WrittenPart]) 
 
 def _planned(checkpoint: str | None, batch_id: int) -> tuple[LoggedOffsets, tuple[SourceRange, ...]] | None:
     """Reads from the offset log what a micro-batch reads; returns None if that is not known."""
-    from kafka_eos_source.commit.sources import ranges
+    from kafka_eos_source.commit.request import ranges
 
     logged = None if checkpoint is None else offset_log.read(checkpoint, batch_id)
     if checkpoint is None or logged is None:

@@ -1,0 +1,339 @@
+"""Arrow record batches as bytes: packed batches, and packets of state changes.
+
+A **packed batch** is one value of a binary column, or one value in Kafka or a database, which Spark and Kafka
+pass on without looking into it. There are two forms, both in Arrow's IPC format:
+
+========  =================================  ===========================================================
+form      content                            where
+========  =================================  ===========================================================
+message   a record batch, without a schema   in a binary column between two tasks of one micro-batch:
+                                             `in_read.packed_frame`, `state.shard_batches`
+stream    the schema, then a record batch    in what is stored: packets, pending changes, and the records
+                                             of an initial state
+========  =================================  ===========================================================
+
+Both ends of a message know its schema, so it is smaller and cheaper to read. A stream may be read by a later
+version, which finds the schema in it. Stored streams must stay readable, so their bytes must not change.
+
+A **packet** carries state changes of one shard from the operator to the sink, in a reserved column of the
+rows, which cannot be mistaken for data, and to which the ``topic`` option does not apply::
+
+    length of header (4 bytes, big endian) │ header (JSON) │ packed batch: key, value (null = tombstone)
+
+The packed batch is a stream. The last packet of a shard has none; it carries the report of the shard, by
+which the sink detects lost packets.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kafka_eos_source.errors import InvalidRecordError, StateError
+from kafka_eos_source.model import ShardReport, TopicPartition
+from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
+
+#: Arrow needs buffers that begin at a multiple of this address; packed batches are padded to it.
+_ALIGNMENT = 8
+#: Most bytes in a binary column, because its offsets are signed 32-bit numbers.
+_COLUMN_BYTES = 2**31 - 1
+
+#: What Arrow raises for bytes that it cannot read.
+_UNREADABLE = (pa.ArrowException, OSError, EOFError)
+
+
+def slices(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cuts a batch into slices of about ``size_bytes``, with one row at least; copies nothing."""
+    count = max(1, size_bytes * rows.num_rows // max(1, rows.nbytes))
+    return (rows.slice(start, count) for start in range(0, rows.num_rows, count))
+
+
+def pack(rows: pa.RecordBatch) -> pa.Buffer:
+    """Packs a batch as a message."""
+    return rows.serialize()
+
+
+def unpack(packed: pa.Buffer, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Reads a message without copying its buffers.
+
+    Args:
+        packed: what `pack` returned.
+        schema: exact schema of the batch that was packed.
+        where: the column that contains the message, for errors.
+
+    Raises:
+        InvalidRecordError: if it is not a message, or its buffers are too short for its rows.
+    """
+    try:
+        return _checked(pa.ipc.read_record_batch(packed, schema))
+    except _UNREADABLE as error:
+        raise _damaged(where, packed.size, error) from error
+
+
+def pack_stream(rows: pa.RecordBatch, head: bytes = b"") -> pa.Buffer:
+    """Packs a batch as a stream that follows ``head``."""
+    sink = pa.BufferOutputStream()
+    sink.write(head)
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    return sink.getvalue()
+
+
+def unpack_stream(packed: pa.Buffer | bytes | memoryview, where: str) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a stream without copying their buffers.
+
+    Args:
+        packed: what `pack_stream` returned, without its head.
+        where: the place that contains the stream, for errors.
+
+    Raises:
+        InvalidRecordError: if it is not a stream, or the buffers of a batch are too short for its rows.
+    """
+    batch = None
+    try:
+        for batch in pa.ipc.open_stream(packed):
+            yield _checked(batch)
+        if batch is None:  # Arrow reads a stream that was cut off between two messages without an error
+            raise EOFError("the stream ends before its first batch")
+    except _UNREADABLE as error:
+        raise _damaged(where, memoryview(packed).nbytes, error) from error
+
+
+def column(packed: Sequence[pa.Buffer]) -> pa.BinaryArray:
+    """Returns a binary column of packed batches; copies nothing if there is only one.
+
+    Raises:
+        InvalidRecordError: if they have 2 GiB or more in total.
+    """
+    offsets = np.zeros(len(packed) + 1, np.int64)
+    np.cumsum([each.size for each in packed], out=offsets[1:])
+    if offsets[-1] > _COLUMN_BYTES:
+        raise InvalidRecordError(
+            f"{len(packed)} packed batch(es) have {offsets[-1]:,} bytes; a binary column holds at most "
+            f"{_COLUMN_BYTES:,}.",
+            fix="return smaller record batches, or rows with smaller values.",
+        )
+    data = packed[0] if len(packed) == 1 else pa.py_buffer(b"".join(packed))
+    return pa.Array.from_buffers(
+        pa.binary(), len(packed), [None, pa.py_buffer(offsets.astype(np.int32)), data]
+    )
+
+
+def values(packed: pa.BinaryArray | pa.LargeBinaryArray) -> Iterator[pa.Buffer]:
+    """Yields the values of a binary column, which are not copied unless they are unaligned; skips nulls.
+
+    With ``spark.sql.execution.arrow.useLargeVarTypes``, Spark passes the column with 64-bit offsets.
+    """
+    _, offsets, data = packed.buffers()
+    if data is None or packed.null_count == len(packed):
+        return
+    # a scalar of Arrow's is a copy of its value
+    width = np.dtype(np.int64 if pa.types.is_large_binary(packed.type) else np.int32)
+    bounds = np.frombuffer(offsets, width, len(packed) + 1, packed.offset * width.itemsize).tolist()
+    for index, is_valid in enumerate(packed.is_valid().to_pylist()):
+        if is_valid:
+            value = data.slice(bounds[index], bounds[index + 1] - bounds[index])
+            yield value if value.address % _ALIGNMENT == 0 else pa.py_buffer(value.to_pybytes())
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Checks the lengths of the buffers, because Arrow would read beyond the end of one that is too short."""
+    batch.validate()
+    return batch
+
+
+def _damaged(where: str, size_bytes: int, error: Exception) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"{where} contains {size_bytes:,} bytes that are not a packed batch: {error}.",
+        fix="do not change packed batches on their way, and install the same version of kafka-eos on the "
+        "driver and on all executors.",
+    )
+
+
+# -- packets of state changes ---------------------------------------------------------------------------
+
+#: Name of the reserved column in an operator's result. Its type is binary.
+CHANGELOG = "__kafka_eos_changelog"
+
+_VERSION = 1
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One packet. Its changes are still packed.
+
+    Attributes:
+        tp: partition of the changelog.
+        task_attempt_id: id of the task attempt that created the packet (UUID, hex).
+        number: number of this packet in its task attempt, from 0.
+        report: report of the whole task attempt; only its last packet has one.
+        changes: an Arrow IPC stream; empty if the packet has no changes.
+    """
+
+    tp: TopicPartition
+    task_attempt_id: str
+    number: int
+    report: ShardReport | None
+    changes: memoryview
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yields the changes, with the schema `uncommitted.CHANGES`.
+
+        Raises:
+            StateError: if the changes are damaged.
+        """
+        if self.changes.nbytes:
+            try:
+                yield from unpack_stream(self.changes, f"column {CHANGELOG!r}")
+            except InvalidRecordError as error:
+                raise StateError(error.message, error.fix) from error
+
+
+def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """Packs the changes of one task attempt: one packet for each Arrow batch, and one for the report.
+
+    Args:
+        report: the report. This function fills in ``packets`` and ``records``.
+        changes: Arrow batches with the schema `uncommitted.CHANGES`.
+    """
+    number = records = 0
+    for each in changes:
+        if each.num_rows:
+            yield pack_stream(each, _head(report, number, None))
+            number += 1
+            records += each.num_rows
+    done = replace(report, packets=number + 1, records=records)
+    yield pa.py_buffer(_head(report, number, done))
+
+
+def packets(column: pa.BinaryArray) -> Iterator[Packet]:
+    """Reads the packets in a column. Raises: StateError: as `unpack`."""
+    return (unpack_packet(memoryview(each)) for each in values(column))
+
+
+def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
+    """Reads a packet.
+
+    Raises:
+        StateError: if the value is not a packet, or has another version.
+    """
+    view = memoryview(packet)
+    try:
+        (length,) = _LENGTH.unpack_from(view)
+        header = parse_json(bytes(view[4 : 4 + length]))
+        version = header["v"]
+        if version == _VERSION:
+            tp = TopicPartition(header["topic"], header["shard"])
+            return Packet(
+                tp,
+                header["attempt"],
+                header["number"],
+                _report(tp, header["attempt"], header.get("report")),
+                view[4 + length :],
+            )
+    except (*SHAPE_ERRORS, struct.error) as error:
+        raise StateError(
+            f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
+            fix=f"pass the column {CHANGELOG!r} on exactly as transform_with_changelog_state returned it.",
+        ) from error
+    raise StateError(
+        f"column {CHANGELOG!r} has version {version}, but this sink reads version {_VERSION}.",
+        fix="install the same version of kafka-eos on the driver and on all executors.",
+    )
+
+
+def _head(report: ShardReport, number: int, done: ShardReport | None) -> bytes:
+    header = {
+        "v": _VERSION,
+        "topic": report.tp.topic,
+        "shard": report.tp.partition,
+        "attempt": report.task_attempt_id,
+        "number": number,
+        **({} if done is None else {"report": _fields(done)}),
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def _integer(found: object) -> int:
+    return int(str(found))
+
+
+def _integer_or_none(found: object) -> int | None:
+    return None if found is None else _integer(found)
+
+
+def _counts(found: object) -> dict[str, int]:
+    if not isinstance(found, dict):
+        raise TypeError(f"the key 'counts' has type {type(found).__name__}; expected an object")
+    return {str(name): int(number) for name, number in found.items()}
+
+
+def _measured(found: object) -> dict[str, float]:
+    """Returns the measured numbers; without those that are none, because they are for metrics only."""
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {str(name): each for name, each in numbers if type(each) in (int, float)}
+
+
+#: The fields of a report: key in the packet, name, and how the value is read. Those after ``counts`` are left
+#: out if they say nothing.
+_REPORT: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("packets", "packets", _integer),
+    ("records", "records", _integer),
+    ("app", "application_id", str),
+    ("group", "group_id", str),
+    ("store", "store", str),
+    ("host", "host", str),
+    ("topic_id", "topic_id", str),
+    ("brokers", "brokers", str),
+    ("shards", "shards", _integer),
+    ("query", "query_id", str),
+    ("batch", "batch_id", _integer),
+    ("next", "next_offset", _integer),
+    ("time", "time_ms", _integer),
+    ("event", "event_time_ms", _integer_or_none),
+    ("sequence", "sequence", _integer),
+    ("ahead", "clock_max_ahead_ms", _integer),
+    ("log_start", "log_start", _integer),
+    ("skipped", "skipped", bool),
+    ("base", "base_digest", str),
+    ("missing", "missing_state", str),
+    ("failure", "failure", str),
+    ("pressure", "pressure", lambda found: float(str(found))),
+    ("counts", "counts", _counts),
+    ("due", "due_ms", _integer_or_none),
+    ("in_read", "in_read", bool),
+    ("measured", "measured", _measured),
+)
+_OPTIONAL = ("due", "in_read", "measured")
+
+
+def _fields(report: ShardReport) -> dict[str, object]:
+    """Returns the report as JSON."""
+    found = {key: getattr(report, name) for key, name, _ in _REPORT}
+    found |= {
+        "pressure": round(report.pressure, 4),
+        "counts": dict(report.counts),
+        "measured": {
+            name: each if isinstance(each, int) else round(each, 3) for name, each in report.measured.items()
+        },
+    }
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in _OPTIONAL or not (value is None or value is False or value == {})
+    }
+
+
+def _report(tp: TopicPartition, task_attempt_id: str, found: dict[str, Any] | None) -> ShardReport | None:
+    if found is None:
+        return None
+    read = {name: of(found[key]) for key, name, of in _REPORT if key in found or key not in _OPTIONAL}
+    return ShardReport(tp=tp, task_attempt_id=task_attempt_id, **read)
