@@ -2,74 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.model import TopicPartition
-
-
-@dataclass(frozen=True)
-class Subscription:
-    """Topics or partitions to read.
-
-    Attributes:
-        kind: name of the option that was set: ``subscribe``, ``subscribePattern`` or ``assign``.
-        topics: value of ``subscribe``.
-        pattern: value of ``subscribePattern``.
-        partitions: value of ``assign``.
-    """
-
-    kind: str
-    topics: tuple[str, ...] = ()
-    pattern: str = ""
-    partitions: tuple[TopicPartition, ...] = ()
-
-    def __str__(self) -> str:
-        """Returns what is read, for people."""
-        if self.kind == "subscribePattern":
-            return f"topics that match {self.pattern}"
-        return ", ".join(self.topics or sorted({tp.topic for tp in self.partitions}))
-
-    def has_topic(self, topic: str) -> bool:
-        """Returns whether the subscription can include partitions of the topic."""
-        if self.kind == "subscribePattern":
-            return re.search(self.pattern, topic) is not None
-        return topic in (self.topics or {tp.topic for tp in self.partitions})
-
-    def has(self, tp: TopicPartition) -> bool:
-        """Returns whether the subscription includes the partition if it exists."""
-        return tp in self.partitions if self.kind == "assign" else self.has_topic(tp.topic)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Where a read starts or stops.
-
-    Attributes:
-        kind: ``earliest``, ``latest``, ``group``, ``offsets``, ``timestamps`` or ``timestamp``.
-        offsets: offset per partition; -1 = latest, -2 = earliest (kind ``offsets``).
-        topic_defaults: offset for all partitions of a topic; ``*`` = all topics that are not named.
-        timestamps_ms: time per partition (kind ``timestamps``).
-        timestamp_ms: time for all partitions (kind ``timestamp``).
-        no_match: what to do if no record is at or after the time: ``error`` or ``latest``.
-        option: name of the option that sets this bound.
-    """
-
-    kind: str
-    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    topic_defaults: Mapping[str, int] = field(default_factory=dict)
-    timestamps_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
-    timestamp_ms: int | None = None
-    no_match: str = "error"
-    option: str = field(default="startingOffsets", compare=False)
-
-    def default_of(self, topic: str) -> int | None:
-        """Returns the offset for unnamed partitions of the topic; None if they must be named."""
-        return self.topic_defaults.get(topic, self.topic_defaults.get(values.OTHERS))
 
 
 def subscription(values_of: Mapping[str, Any]) -> Subscription:

@@ -16,9 +16,8 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options import bounds as option_bounds
-from kafka_eos_source.options.bounds import Bound, Subscription
 from kafka_eos_source.options.by_table import parse_table, take_group_id
-from kafka_eos_source.options.checked import ReadOptions, WriteOptions
+from kafka_eos_source.options.checked import Bound, ReadOptions, Subscription, WriteOptions
 from kafka_eos_source.options.option import (
     BATCH_READ,
     BATCH_WRITE,

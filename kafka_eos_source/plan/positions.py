@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import Offsets, TopicPartition
 from kafka_eos_source.option_values import EARLIEST, LATEST
-from kafka_eos_source.options.bounds import Bound
+from kafka_eos_source.options.checked import Bound
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from typing import Protocol
 
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, Offsets, TopicPartition
-from kafka_eos_source.options.bounds import Bound
-from kafka_eos_source.options.checked import ReadOptions
+from kafka_eos_source.options.checked import Bound, ReadOptions
 from kafka_eos_source.plan.due import due_batches
 from kafka_eos_source.plan.jump import holds_batch, is_comparable, jump_target
 from kafka_eos_source.plan.limits import backlog, rate_limit, should_wait
