@@ -9,7 +9,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 
 
-def subscription(values_of: Mapping[str, Any]) -> Subscription:
+def _subscription(values_of: Mapping[str, Any]) -> Subscription:
     """Returns the subscription from the one of its three options that is set.
 
     Raises:
@@ -38,7 +38,7 @@ def subscription(values_of: Mapping[str, Any]) -> Subscription:
     )
 
 
-def starting(values_of: Mapping[str, Any], *, streaming: bool, has_group: bool) -> Bound:
+def _starting(values_of: Mapping[str, Any], *, streaming: bool, has_group: bool) -> Bound:
     """Returns where a query without a checkpoint starts.
 
     As in Spark, ``startingTimestamp`` takes precedence over ``startingOffsetsByTimestamp``, and that over
@@ -89,7 +89,7 @@ def starting(values_of: Mapping[str, Any], *, streaming: bool, has_group: bool) 
     return bound
 
 
-def ending(values_of: Mapping[str, Any]) -> Bound:
+def _ending(values_of: Mapping[str, Any]) -> Bound:
     """Returns where a batch read stops.
 
     Raises:
@@ -129,7 +129,7 @@ def _offsets(name: str, value: str, words: Iterable[str]) -> Bound:
     return Bound("offsets", offsets=by_partition, topic_defaults=by_topic, option=name)
 
 
-def check_names(what: Subscription, bound: Bound) -> None:
+def _check_names(what: Subscription, bound: Bound) -> None:
     """Checks that a bound names the topics and partitions of the subscription, without asking a broker.
 
     Only batch reads are checked here. A stream checks its start when it uses it, which it does not do if
@@ -170,7 +170,7 @@ _COMPLETE = (
 )
 
 
-def check_order(start: Bound, end: Bound) -> None:
+def _check_order(start: Bound, end: Bound) -> None:
     """Checks that no partition starts after its end, as far as the options alone show that.
 
     The planner finds the other cases when it knows the offsets of the partitions.

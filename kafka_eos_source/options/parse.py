@@ -58,16 +58,16 @@ def parse_read(
         raise values.invalid(
             "minOffsetsPerTrigger", str(minimum), f"at most the value of 'maxOffsetsPerTrigger', {maximum}"
         )
-    subscription = option_bounds.subscription(found)
-    starting = option_bounds.starting(
+    subscription = option_bounds._subscription(found)
+    starting = option_bounds._starting(
         found, streaming=streaming, has_group=bool(group_id or found["application.id"])
     )
-    ending = option_bounds.ending(found)
+    ending = option_bounds._ending(found)
     columns = found["columns"]
     if not streaming:  # a stream with a checkpoint ignores its starting options
         for bound in (starting, ending):
-            option_bounds.check_names(subscription, bound)
-        option_bounds.check_order(starting, ending)
+            option_bounds._check_names(subscription, bound)
+        option_bounds._check_order(starting, ending)
     return ReadOptions(
         subscription=subscription,
         starting=starting,
