@@ -47,7 +47,7 @@ from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.options.option import SINK_IN_READ
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import sealing

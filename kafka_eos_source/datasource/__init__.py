@@ -49,8 +49,7 @@ class KafkaEosDataSource(DataSource):
         Spark does not tell whether this is a stream or a batch read, so the options must be valid for one of
         them.
         """
-        from kafka_eos_source.options.by_table import is_for_stream_only
-        from kafka_eos_source.options.parse import parse_read
+        from kafka_eos_source.options.parse import is_for_stream_only, parse_read
         from kafka_eos_source.read.settings import schema_of
 
         try:

@@ -16,8 +16,8 @@ from kafka_eos_source.in_read.mapping import ArrowFunction, MapInRead
 from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema, schema_of_packed_rows
 from kafka_eos_source.in_read.registry_columns import registry_columns
 from kafka_eos_source.in_read.staged_frame import staged_frame
-from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.registry.selected import RegistrySchema
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.spark.session import warn_of_large_batches

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.option_values import invalid
-from kafka_eos_source.options.option import STEPS_IN_READ
+from kafka_eos_source.options.table import STEPS_IN_READ
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from kafka_eos_source.errors import DataLossError, StagedPartError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.model import StagedRead
-from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.source_position import SourcePosition

@@ -33,8 +33,8 @@ from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import packed_frame_schema
 from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of

@@ -12,8 +12,8 @@ from kafka_eos_source.in_read.lineage import Lineage, lineage
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.options.checked import ReadOptions
-from kafka_eos_source.options.option import OPERATOR_IN_READ
 from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.options.table import OPERATOR_IN_READ
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor, ShardsBy

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.options.by_table import has_brokers, parse_table, take_group_id
-from kafka_eos_source.options.option import STATE_READ
+from kafka_eos_source.options.parse import has_brokers, parse_table, take_group_id
+from kafka_eos_source.options.table import STATE_READ
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.state.reading.cut import Changelog
