@@ -27,9 +27,7 @@ from pyspark.sql.types import (
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packet import CHANGELOG
-from kafka_eos_source.spark import read_schema
-
-KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = read_schema.NAMES
+from kafka_eos_source.spark.read_schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -64,7 +62,7 @@ SEALED = "sealed"
 
 @lru_cache(maxsize=16)
 def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
-    """Returns `read_schema.read_schema` as the Arrow schema that PySpark expects of a reader's batches.
+    """Returns `read_schema` as the Arrow schema that PySpark expects of a reader's batches.
 
     Timestamps are in microseconds in UTC, as in ``pyspark.sql.pandas.types.to_arrow_type``.
     """
