@@ -15,7 +15,7 @@ from kafka_eos_source.errors import StagedReadError
 from kafka_eos_source.in_read.staged_frame import STAGED, described
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.spark.pickled import from_row, to_row
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 
 
 def report_of(message: Any, options: WriteOptions, task: StreamingTask) -> bytes:

@@ -27,7 +27,7 @@ from kafka_eos_source.model import OffsetRange, StagedRead
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
-from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.spark.worker import StreamingTask, running_task
 
 _SCHEMA = pa.schema([pa.field(STAGED, pa.binary())])
 

@@ -22,7 +22,7 @@ from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
-from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.spark.worker import StreamingTask, running_task
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.paths import location_of_query

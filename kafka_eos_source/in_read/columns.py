@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.table import STEPS_IN_READ
-from kafka_eos_source.spark.read_schema import read_schema
+from kafka_eos_source.spark.schema import read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.spark.schema import arrow_schema, fit
+from kafka_eos_source.spark.arrow import arrow_schema, fit
 
 #: Column of a packed frame.
 PACKED = "__kafka_eos_rows"

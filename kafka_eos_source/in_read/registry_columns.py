@@ -23,7 +23,8 @@ from kafka_eos_source.registry.columns import UNDECODABLE
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
 from kafka_eos_source.registry.selected import RegistrySchema
-from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE, arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
 
 #: Columns of the source that say where and when a record was written.
 _ORIGIN = tuple(ORIGIN_TYPE.names)

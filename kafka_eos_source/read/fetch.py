@@ -23,7 +23,7 @@ from kafka_eos_source.protocol.record_batch import LARGEST_MOST_DECOMPRESSED_BYT
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.read.progress import Progress
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 from kafka_eos_source.spark.worker import cycle_collection_paused
 
 if TYPE_CHECKING:

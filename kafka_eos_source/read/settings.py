@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.spark.read_schema import read_schema
+from kafka_eos_source.spark.schema import read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

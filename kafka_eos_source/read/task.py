@@ -45,7 +45,7 @@ class TaskRead:
         may find it busy.
         """
         from kafka_eos_source.read.steps import operator_step
-        from kafka_eos_source.spark.task import running_task
+        from kafka_eos_source.spark.worker import running_task
 
         assert self.step is not None
         assert self.operator is not None

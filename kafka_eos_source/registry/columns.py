@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.selected import Registry, RegistrySchema, registry_schema
-from kafka_eos_source.spark.invalid import invalid_record
+from kafka_eos_source.spark.schema import invalid_record
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

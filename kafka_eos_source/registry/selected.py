@@ -17,7 +17,7 @@ from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
 from kafka_eos_source.registry.decoding import Decoding
 from kafka_eos_source.registry.encoding import Encoding
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema
 
 #: Where the registry is: its URL, or options of its client.
 Registry = str | Mapping[str, Any]

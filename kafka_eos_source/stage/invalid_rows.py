@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.model import StagedPart, TaskFigures
 from kafka_eos_source.protocol import dead_letters
-from kafka_eos_source.spark.schema import HEADERS, HEADERS_ARROW, KEY, PARTITION, TOPIC, VALUE
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
+from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TOPIC, VALUE
 from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.row_rules import RULES, RecordLimits, is_utf8, record_bytes
 from kafka_eos_source.stage.spool import PartStage

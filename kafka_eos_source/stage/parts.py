@@ -10,7 +10,8 @@ import pyarrow as pa
 from kafka_eos_source.errors import StagedPartError, StateLostError
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import CHANGELOG, packets
-from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
+from kafka_eos_source.spark.arrow import CHANGES, SEALED
+from kafka_eos_source.spark.schema import PARTITION
 from kafka_eos_source.stage.files import LocalCopies, StagingFolder
 from kafka_eos_source.stage.paths import RESTART
 from kafka_eos_source.stage.sealing import is_sealed, records_in

@@ -14,15 +14,13 @@ import pyarrow.compute as pc
 from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.spark.arrow import CHANGES, HEADERS_ARROW, STAGED_ARROW
 from kafka_eos_source.spark.schema import (
-    CHANGES,
     HEADERS,
-    HEADERS_ARROW,
     INVALID,
     INVALID_TYPE,
     KEY,
     PARTITION,
-    STAGED_ARROW,
     TIMESTAMP,
     TOPIC,
     VALUE,

@@ -26,7 +26,8 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.kernel import kernel
 from kafka_eos_source.protocol.record_batch import records_of
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
+from kafka_eos_source.spark.arrow import CHANGES, SEALED
+from kafka_eos_source.spark.schema import PARTITION
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.wire.batches import Encoder, SealedBatches

@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packet import packets
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.spark.schema import CHANGES
+from kafka_eos_source.spark.arrow import CHANGES
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.sealing import Sealer, SealingPlan, filled, records_in, sealed_schema

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.protocol import packed_batches
-from kafka_eos_source.spark.schema import fit
+from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 
 #: Names of the columns in the table above.

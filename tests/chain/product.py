@@ -23,7 +23,7 @@ from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import identity
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage import sealing
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.operator import shard as shard_module

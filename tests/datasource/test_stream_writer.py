@@ -28,7 +28,7 @@ from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packet import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")

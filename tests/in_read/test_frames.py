@@ -31,9 +31,9 @@ from kafka_eos_source.in_read.packed_frame import (
 )
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.settings import schema_of, task_read
+from kafka_eos_source.spark.arrow import arrow_schema, read_arrow_schema
 from kafka_eos_source.spark.pickled import to_option
-from kafka_eos_source.spark.schema import arrow_schema, read_arrow_schema
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
 

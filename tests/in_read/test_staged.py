@@ -40,9 +40,10 @@ from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
 from kafka_eos_source.secrets import bare_url
+from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.pickled import to_option
-from kafka_eos_source.spark.schema import INVALID, arrow_schema
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.schema import INVALID
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage import record_limits, sealing
 from kafka_eos_source.stage.row_rules import RecordLimits
 

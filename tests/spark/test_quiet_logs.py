@@ -16,17 +16,17 @@ from kafka_eos_source.kafka import clients
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.runtime import client_log
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark import quiet
+from kafka_eos_source.spark import session
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*quiet._OWN_OPTIONS, "SPARK_HOME", client_log.VARIABLE):
+    for name in (*session._OWN_OPTIONS, "SPARK_HOME", client_log.VARIABLE):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that monkeypatch also removes what the function sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    monkeypatch.setattr(quiet, "_running_jvm", lambda: None)
+    monkeypatch.setattr(session, "_running_jvm", lambda: None)
 
 
 def made(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def test_spark_starts_with_the_quiet_configuration_and_keeps_the_options_of_the_
     quiet_logs()
     options = os.environ["SPARK_SUBMIT_OPTS"].split()
     assert options[0] == "-Xmx1g"
-    assert f"-Dlog4j2.configurationFile={quiet.CONFIGURATION.as_uri()}" in options
-    assert quiet.CONFIGURATION.exists()
+    assert f"-Dlog4j2.configurationFile={session.CONFIGURATION.as_uri()}" in options
+    assert session.CONFIGURATION.exists()
 
 
 def test_a_second_call_adds_nothing() -> None:
@@ -54,7 +54,7 @@ def test_a_second_call_adds_nothing() -> None:
     assert os.environ["SPARK_SUBMIT_OPTS"] == once
 
 
-@pytest.mark.parametrize("name", quiet._OWN_OPTIONS)
+@pytest.mark.parametrize("name", session._OWN_OPTIONS)
 def test_a_log4j_configuration_of_the_user_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
 
 
 def test_warnings_that_need_action_stay_visible() -> None:
-    kept = list(quiet.kept_loggers())
+    kept = list(session.kept_loggers())
     assert "org.apache.spark.scheduler.TaskSchedulerImpl" in kept  # no executor accepts the tasks
     assert "org.apache.spark.SparkConf" in kept
-    assert len(kept) == quiet.CONFIGURATION.read_text().count(".level = warn")
+    assert len(kept) == session.CONFIGURATION.read_text().count(".level = warn")

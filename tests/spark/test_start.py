@@ -49,7 +49,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.datasource import staged_sink, writer
 from kafka_eos_source.spark.schema import check_frame
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.sealing import SealingPlan
 staged_sink.running_task = lambda: StreamingTask("q", "0", "r")

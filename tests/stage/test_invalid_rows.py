@@ -17,7 +17,8 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter
-from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, check_frame, only_changelog
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
+from kafka_eos_source.spark.schema import INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.parts import StagedRows

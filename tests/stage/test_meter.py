@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.model import TaskFigures
-from kafka_eos_source.spark.schema import HEADERS_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 from kafka_eos_source.stage.meter import TaskMeter
 from kafka_eos_source.stage.writer import stage
 

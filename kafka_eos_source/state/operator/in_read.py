@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.columns import ReadColumns
 from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.spark.pickled import from_option
-from kafka_eos_source.spark.schema import fit
 from kafka_eos_source.state.model import ShardsBy
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import StateOptions

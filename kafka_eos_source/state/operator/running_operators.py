@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 
 from kafka_eos_source.runtime.private_folders import PrivateFolder, warn_once
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 
 _log = logging.getLogger(__name__)
 

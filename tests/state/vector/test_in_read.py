@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 from kafka_eos_source.state import shard_batches
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.shard_batches import (
