@@ -45,8 +45,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from integration.chaos.switches import switch_off
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.source_position import SourcePosition
 from kafka_eos_source.spark.schema import INVALID

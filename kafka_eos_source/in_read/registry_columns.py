@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read.mapping import ArrowFunction
+from kafka_eos_source.in_read.step import ArrowFunction
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE

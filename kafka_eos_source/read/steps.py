@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.in_read.step import ReadColumns
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.options.table import STEPS_IN_READ
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 
 if TYPE_CHECKING:
-    from kafka_eos_source.in_read.mapping import MapInRead
+    from kafka_eos_source.in_read.step import MapInRead
     from kafka_eos_source.state.operator.in_read import OperatorInRead
 
 
@@ -80,7 +80,7 @@ def declared(option: str, written: str) -> StepInRead:
 
 def map_step(written: str) -> MapInRead:
     """Returns the step that the option ``map.in.read`` carries; raises as `step`."""
-    from kafka_eos_source.in_read.mapping import MapInRead
+    from kafka_eos_source.in_read.step import MapInRead
 
     try:
         return MapInRead.from_json(written)

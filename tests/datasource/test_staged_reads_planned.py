@@ -16,8 +16,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.commit.staged_reads import check_staged_reads
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import DataLossError, StagedPartError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.model import StagedRead
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ

@@ -19,8 +19,6 @@ from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import packed_frame
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import (
     PACKED,
     pack,
@@ -29,6 +27,7 @@ from kafka_eos_source.in_read.packed_frame import (
     schema_of_packed_rows,
     unpack,
 )
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.arrow import arrow_schema, read_arrow_schema

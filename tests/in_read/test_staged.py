@@ -28,10 +28,9 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
 from kafka_eos_source.in_read.packed_frame import packed_frame_schema
 from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
 from kafka_eos_source.options.table import SINK_IN_READ

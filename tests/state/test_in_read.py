@@ -20,8 +20,8 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     StateMismatchError,
 )
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.lineage import Lineage
+from kafka_eos_source.in_read.frame import Lineage
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.in_read.step import ReadColumns
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.spark.pickled import from_option

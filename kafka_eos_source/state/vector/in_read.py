@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.in_read.step import ReadColumns
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.state.shard_batches import PACKED_SCHEMA, pack
 from kafka_eos_source.state.vector.aggregates import Aggregate

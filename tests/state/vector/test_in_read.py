@@ -12,7 +12,7 @@ from hypothesis import given
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.arrow import read_arrow_schema
