@@ -15,8 +15,7 @@ import click
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.in_read.packed_frame import packed_batches_of, unpack
-from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, packed_batches_of, unpack
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.rows import from_batches, staged_schema

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kafka_eos_source.errors import StagedReadError
-from kafka_eos_source.in_read.staged_frame import STAGED, described
+from kafka_eos_source.in_read.staged import STAGED, described
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.worker import StreamingTask

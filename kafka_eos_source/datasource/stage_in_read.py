@@ -19,10 +19,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.datasource.read_reports import report_of
-from kafka_eos_source.datasource.staged_runs import StagedRun
 from kafka_eos_source.datasource.staged_sink import StagedSink, sink_columns
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError
-from kafka_eos_source.in_read.staged_frame import STAGED
+from kafka_eos_source.in_read.staged import STAGED, StagedRun
 from kafka_eos_source.model import OffsetRange, StagedRead
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log

@@ -1,4 +1,10 @@
-"""`map_in_read`: applies a function to Arrow batches inside the read tasks."""
+"""`map_in_read`: applies a function to Arrow batches inside the read tasks.
+
+A step can run there only if all columns of the frame come directly from this source. To find that out, this
+module reads Spark's analysed plan through the JVM. The plan must consist of the source and of projections
+that select columns, rename them, or apply ``cast(… as string)`` to bytes. With any other or unknown plan, the
+step runs after the read, as with any other source.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,17 @@ from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.packed_frame import pack, packed_frame_schema, schema_of_packed_rows
 from kafka_eos_source.in_read.registry_columns import registry_columns
-from kafka_eos_source.in_read.staged_frame import staged_frame
-from kafka_eos_source.in_read.step import ArrowFunction, MapInRead, ReadColumn, ReadColumns
+from kafka_eos_source.in_read.staged import staged_frame
+from kafka_eos_source.in_read.step import (
+    ArrowFunction,
+    MapInRead,
+    ReadColumn,
+    ReadColumns,
+    pack,
+    packed_frame_schema,
+    schema_of_packed_rows,
+)
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ, STEPS_IN_READ
@@ -170,13 +183,7 @@ def _schema_of_result(
     )
 
 
-# HOUSE: from kafka_eos_source.in_read.frame
-# HOUSE| """Finds out whether all columns of a frame come directly from this source.
-# HOUSE|
-# HOUSE| Only then can a step run inside the read tasks. This module reads Spark's analysed plan through the JVM. The
-# HOUSE| plan must consist of the source and of projections that select columns, rename them, or apply ``cast(… as
-# HOUSE| string)`` to bytes. With any other or unknown plan, the step runs after the read, as with any other source.
-# HOUSE| """
+# ------------------------------------------------------------------ lineage
 
 #: Number of fields of a ``StreamingRelationV2`` in Spark versions that have named sources.
 _NAMED = 9

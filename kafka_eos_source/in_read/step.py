@@ -1,20 +1,30 @@
-"""Maps columns of the source to the columns of a frame that consists only of them."""
+"""The step that `map_in_read` adds to the read tasks: a user's function over Arrow batches, and packed rows.
+
+Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
+*Packed frames* avoid that for rows that Spark itself does not process: the rows travel to the sink in packed
+batches, many in one Spark row. These batches, messages of `protocol.packed_batches`, are in the column
+`PACKED`, whose metadata contains the schema of the rows.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.in_read.packed_frame import fitted, pack, packed_frame_schema
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.spark.arrow import read_arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema, fit, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_option
+
+#: A user's function, like that of Spark's ``mapInArrow``.
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -80,13 +90,6 @@ class ReadColumns:
 def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
     """Returns the bytes as text. Like Spark's cast, this does not check that they are UTF-8."""
     return column.view(pa.string()) if as_text else column
-
-
-# HOUSE: from kafka_eos_source.in_read.step
-# HOUSE| """The step that `map_in_read` adds to the read tasks: a user's function over Arrow batches."""
-
-#: A user's function, like that of Spark's ``mapInArrow``.
-ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -160,3 +163,142 @@ class MapInRead:
     def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         frames = map(self.columns.frame, batches)
         return frames if self.function is None else from_option(self.function)(frames)
+
+
+# ------------------------------------------------------------------ packed frames
+
+#: Column of a packed frame.
+PACKED = "__kafka_eos_rows"
+
+#: Key of the rows' schema (JSON of Spark) in the metadata of that column.
+_SCHEMA = "kafka_eos.rows"
+
+#: Approximate size of a packed batch, in bytes. Spark holds one in memory and passes a few at a time to
+#: Python.
+PACKED_BATCH_BYTES = 2 << 20
+
+_FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
+
+
+def packed_frame_schema(rows: StructType) -> StructType:
+    """Returns the schema of a frame that has its rows, of schema ``rows``, in packed batches."""
+    return StructType([StructField(PACKED, BinaryType(), metadata={_SCHEMA: json.dumps(rows.jsonValue())})])
+
+
+def schema_of_packed_rows(schema: StructType) -> StructType | None:
+    """Returns the schema of the rows in the packed batches of a frame; None if the frame has none.
+
+    Args:
+        schema: schema of the frame.
+
+    Raises:
+        InvalidSchemaError: as `only_column`.
+    """
+    found = only_column(
+        schema, PACKED, (_SCHEMA,), "packed batches of rows", "which already contains whole rows"
+    )
+    return None if found is None else StructType.fromJson(parse_json(found[_SCHEMA]))
+
+
+def only_column(
+    schema: StructType, name: str, keys: Sequence[str], content: str, excludes: str
+) -> Mapping[str, str] | None:
+    """Returns the metadata of the only column of a frame that `map_in_read` returned; None for other frames.
+
+    Args:
+        schema: schema of the frame.
+        name: name of the column in the frame that `map_in_read` returned.
+        keys: keys in the metadata of the column. Spark keeps the metadata if a query renames the column.
+        content: what the column contains, for errors.
+        excludes: why the frame can have no other column, for errors.
+
+    Raises:
+        InvalidSchemaError: if the frame has other columns as well, or the column has lost the metadata, or
+            has another name: its bytes are no records.
+    """
+    for field in schema.fields:
+        if field.name != name and keys[-1] in (field.metadata or {}):
+            raise InvalidSchemaError(
+                f"column {field.name!r} is column {name!r} of map_in_read under another name. It contains "
+                f"{content}, which must not be written as they are.",
+                fix=_FIX,
+            )
+    if name not in schema.names:
+        return None
+    if schema.names != [name]:
+        others = ", ".join(repr(each) for each in schema.names if each != name)
+        raise InvalidSchemaError(
+            f"the frame has the column(s) {others} in addition to {name!r}, {excludes}.", fix=_FIX
+        )
+    metadata: Mapping[str, str] = schema.fields[0].metadata or {}
+    if not all(key in metadata for key in keys):
+        raise InvalidSchemaError(
+            f"column {name!r} has no metadata with the schema of its rows; a step of the query removed it.",
+            fix=_FIX,
+        )
+    return metadata
+
+
+def pack(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Packs the rows that a function returned.
+
+    Each packed batch comes in an Arrow batch of its own, so that Spark receives it before the next one
+    exists.
+
+    Args:
+        batches: result of the function. Columns are matched by name and cast to the types in ``rows``.
+        rows: declared schema of the rows.
+
+    Raises:
+        InvalidRecordError: if the result is not an iterable of record batches, a batch has other columns, or
+            a value does not fit its type.
+    """
+    column = pa.schema([pa.field(PACKED, pa.binary())])
+    for batch in fitted(batches, rows):
+        for rows_of_one in packed_batches.slices(batch, PACKED_BATCH_BYTES):
+            packed = packed_batches.column([packed_batches.pack(rows_of_one)])
+            yield pa.RecordBatch.from_arrays([packed], schema=column)
+
+
+def fitted(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Yields the batches that a function returned with the declared schema, without empty ones.
+
+    Args:
+        batches: result of the function. Columns are matched by name and cast to the types in ``rows``.
+        rows: declared schema of the rows.
+
+    Raises:
+        InvalidRecordError: if the result is not an iterable of record batches, a batch has other columns, or
+            a value does not fit its type.
+    """
+    schema = arrow_schema(rows)
+    if not isinstance(batches, Iterable):
+        raise _no_batches(batches)
+    for batch in batches:
+        if not isinstance(batch, pa.RecordBatch):
+            raise _no_batches(batch)
+        if batch.num_rows:
+            yield fit(batch, schema, "the function of map_in_read returned")
+
+
+def unpack(packed: Iterable[pa.Buffer], rows: StructType) -> Iterator[pa.RecordBatch]:
+    """Returns the rows in packed batches, without copying the buffers.
+
+    Raises:
+        InvalidRecordError: if a value is not a packed batch.
+    """
+    schema = arrow_schema(rows)
+    return (packed_batches.unpack(each, schema, f"column {PACKED!r}") for each in packed)
+
+
+def packed_batches_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """Returns the packed batches in the Arrow batches that Spark passes for a packed frame."""
+    return (each for batch in batches for each in packed_batches.values(batch.column(0)))
+
+
+def _no_batches(result: object) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"the function of map_in_read returned a {type(result).__name__}; expected an iterable of "
+        "pyarrow.RecordBatch.",
+        fix="yield record batches; for a table, yield from table.to_batches().",
+    )

@@ -22,7 +22,7 @@ def schema_of(options: ReadOptions) -> StructType:
     if options.step_in_read is None:
         return read_schema(options.include_headers, options.columns)
     if options.sink is not None:
-        from kafka_eos_source.in_read.staged_frame import staged_frame_schema
+        from kafka_eos_source.in_read.staged import staged_frame_schema
         from kafka_eos_source.read.steps import map_step
 
         return staged_frame_schema(map_step(options.step_in_read[1]).rows, options.sink)

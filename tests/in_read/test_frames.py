@@ -18,16 +18,18 @@ from kafka_eos_source.commit import direct, sink_session
 from kafka_eos_source.datasource import staged_sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read import packed_frame
-from kafka_eos_source.in_read.packed_frame import (
+from kafka_eos_source.in_read import step
+from kafka_eos_source.in_read.step import (
     PACKED,
+    MapInRead,
+    ReadColumn,
+    ReadColumns,
     pack,
     packed_batches_of,
     packed_frame_schema,
     schema_of_packed_rows,
     unpack,
 )
-from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.arrow import arrow_schema, read_arrow_schema
@@ -67,7 +69,7 @@ def test_packing_and_unpacking_batches_keeps_all_rows(
 ) -> None:
     """Rows stay the same however many packed batches Spark puts into one batch, and whatever their size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_frame, "PACKED_BATCH_BYTES", size_bytes)
+        patch.setattr(step, "PACKED_BATCH_BYTES", size_bytes)
         packed_batches = list(pack(rows, ROWS))
     if together and packed_batches:
         (whole,) = pa.Table.from_batches(packed_batches).combine_chunks().to_batches()

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import direct, session
-from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_runs, staged_sink, writer
+from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_sink, writer
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -28,9 +28,9 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
-from kafka_eos_source.in_read.packed_frame import packed_frame_schema
-from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
-from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
+from kafka_eos_source.in_read import staged
+from kafka_eos_source.in_read.staged import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, packed_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
 from kafka_eos_source.options.table import SINK_IN_READ
@@ -551,7 +551,7 @@ def test_a_frame_that_was_computed_from_reports_is_refused(
     query: Query, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expressions drop the metadata of a column, so only the run tells the sink about them."""
-    monkeypatch.setattr(staged_runs, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(staged, "_PATIENCE_SECONDS", 0.0)
     cast = StructType([StructField("value", StringType())])
     options = parse_write({**query.sink, "processing.guarantee": guarantee}, streaming=True)
     plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)
