@@ -24,7 +24,7 @@ from kafka_eos_source.commit.context import CommitContext, Decision, Progress
 from kafka_eos_source.commit.facts import Held
 from kafka_eos_source.commit.interfaces import Clients
 from kafka_eos_source.commit.verdict import Verdict
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.wire.consumer import WireConsumer
 from kafka_eos_source.kafka.wire.producer import WireProducer
@@ -141,12 +141,12 @@ def _no_report_check() -> None:
 
 def _no_dead_letters() -> None:
     """Leaves the tasks' dead letters out of the batch that the driver commits."""
-    staged_sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
+    sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
 
 
 def _dead_letters_at_once() -> None:
     """Sends dead letters before the batch, by a producer without transactions."""
-    commit = staged_sink.StagedSink.commit_micro_batch
+    commit = sink.StagedSink.commit_micro_batch
 
     def send_then_commit(self: Any, messages: Any, batch_id: int) -> None:
         parts = [each.dead_letters for each in messages if each.dead_letters is not None]
@@ -154,7 +154,7 @@ def _dead_letters_at_once() -> None:
         direct.produce(replace(self.options, topic=None), staged.batches())
         commit(self, [replace(each, dead_letters=None) for each in messages], batch_id)
 
-    staged_sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
+    sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
 
 
 def _replay_offsets_afterwards() -> None:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.datasource.read_reports import report_of
-from kafka_eos_source.datasource.staged_sink import StagedSink, sink_columns
+from kafka_eos_source.datasource.sink import StagedSink, report_of, sink_columns
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError
 from kafka_eos_source.in_read.staged import STAGED, StagedRun
 from kafka_eos_source.model import OffsetRange, StagedRead

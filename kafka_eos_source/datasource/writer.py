@@ -21,9 +21,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.datasource.commit_message import CommitMessage, of_every_task, of_successful_tasks
 from kafka_eos_source.datasource.short_errors import short_errors
-from kafka_eos_source.datasource.staged_sink import StagedSink, sink_columns
+from kafka_eos_source.datasource.sink import (
+    CommitMessage,
+    StagedSink,
+    of_every_task,
+    of_successful_tasks,
+    sink_columns,
+)
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.staged import is_staged_in_read, staged_frame
 from kafka_eos_source.in_read.step import packed_batches_of, schema_of_packed_rows, unpack

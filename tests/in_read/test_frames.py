@@ -15,7 +15,7 @@ from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import direct, sink_session
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read import step
@@ -231,7 +231,7 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 def test_the_sink_stages_the_rows_in_packed_batches(
     as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     if as_rows:
         monkeypatch.setattr(stream_writer, "_StreamArrowWriter", None)
@@ -256,7 +256,7 @@ def test_the_sink_stages_the_rows_in_packed_batches(
 def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(direct, "check_target", lambda options: None)
     monkeypatch.setattr(sink_session, "cluster_id", lambda *_, **__: "cluster")
     options = parse_write(

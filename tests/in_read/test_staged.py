@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import direct, session
-from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_sink, writer
+from kafka_eos_source.datasource import KafkaEosDataSource, sink, stage_in_read, writer
 from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -71,7 +71,7 @@ class Query:
         self.plan_batch(0, END)
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
         monkeypatch.setattr(stage_in_read, "running_task", lambda: self.task)
-        monkeypatch.setattr(staged_sink, "running_task", lambda: self.task)
+        monkeypatch.setattr(sink, "running_task", lambda: self.task)
         monkeypatch.setattr(direct, "check_target", lambda options: None)
 
     def plan_batch(self, batch_id: int, end: SourcePosition) -> None:
@@ -263,7 +263,7 @@ def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch:
     for module, name in (
         (record_limits, "record_limits"),
         (sealing, "sealing_plan"),
-        (staged_sink.offset_log, "newest"),
+        (sink.offset_log, "newest"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, unreachable)

@@ -7,20 +7,23 @@ use it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
 
-from kafka_eos_source.datasource.commit_message import CommitMessage, staged_parts, with_reported
-from kafka_eos_source.datasource.read_reports import messages_in
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedReadError
+from kafka_eos_source.in_read.staged import STAGED, described
+from kafka_eos_source.model import StagedPart, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
+from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.worker import StreamingTask, running_task
 from kafka_eos_source.stage.files import StagingFolder
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.stage.fanout import Plan
+    from kafka_eos_source.stage.fanout import Plan, SinkPart
     from kafka_eos_source.stage.row_rules import RecordLimits
     from kafka_eos_source.stage.sealing import SealingPlan
 
@@ -293,3 +296,105 @@ def _staging_of_stream(options: WriteOptions) -> str:
             fix="add .option('checkpointLocation', …) to writeStream.",
         )
     return location_of_query(options.checkpoint_location, options.staging_location)
+
+
+# HOUSE: from kafka_eos_source.datasource.sink
+# HOUSE| """The commit message that each writing task sends to the driver, and what the driver takes from them."""
+
+
+@dataclass
+class CommitMessage(WriterCommitMessage):
+    """What one task attempt staged or wrote, for the driver that commits it.
+
+    Attributes:
+        part: the staged rows for Kafka; None if the task wrote them itself.
+        dead_letters: the staged dead letters; None if there are none.
+        sinks: the staged rows for sinks outside Kafka.
+        planned: `StagedSink.planned` of the writer that the task received.
+        written: what the task wrote itself; None if it staged its rows.
+        record_bytes: size of the largest record that the topics accept; None if the task does not know it.
+        read: the offsets that the staged rows cover, if the task that read them staged them.
+        reports: messages of such tasks, which this task received as rows of the frame.
+    """
+
+    part: StagedPart | None
+    dead_letters: StagedPart | None = None
+    sinks: tuple[SinkPart, ...] = ()
+    planned: PlannedBatch | None = None
+    written: WrittenPart | None = None
+    record_bytes: int | None = None
+    read: StagedRead | None = None
+    reports: tuple[CommitMessage, ...] = ()
+
+
+def of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
+    """Returns the messages of a batch in which every task succeeded.
+
+    Raises:
+        RestartQueryError: if the message of a task is missing, because its rows would be missing too.
+    """
+    found = list(messages)
+    missing = [number for number, each in enumerate(found) if not isinstance(each, CommitMessage)]
+    if missing:
+        raise RestartQueryError(
+            f"Spark asks to commit a batch, but {len(missing)} of its {len(found)} tasks (the first is task "
+            f"{missing[0]}) sent no commit message: Spark passed {found[missing[0]]!r}. The rows of these "
+            "tasks would be lost.",
+            fix="start the query or the write again, which repeats the batch. Readers see nothing of it yet.",
+        )
+    return of_successful_tasks(found)
+
+
+def of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
+    """Returns the messages of the tasks that succeeded. Spark passes None for the others."""
+    return [each for each in messages if isinstance(each, CommitMessage)]
+
+
+def with_reported(messages: Iterable[CommitMessage]) -> list[CommitMessage]:
+    """Returns the messages, and after them those in their reports, in the order of the tasks that read."""
+    messages = list(messages)
+    reported = [(each.read, each) for message in messages for each in message.reports]
+    in_order = sorted(reported, key=lambda found: (found[0].frame, found[0].task) if found[0] else ("", 0))
+    return [*messages, *(each for _, each in in_order)]
+
+
+def staged_parts(messages: Iterable[CommitMessage]) -> list[StagedPart]:
+    """Returns all parts that these messages name: those of the rows, and of the dead letters."""
+    return [part for each in messages for part in (each.part, each.dead_letters) if part is not None]
+
+
+# HOUSE: from kafka_eos_source.datasource.sink
+# HOUSE| """Reports of tasks that staged what they read: rows of a frame that contain commit messages.
+# HOUSE|
+# HOUSE| A report travels from the process that reads to the one that writes, through Spark, as a signed row. The key
+# HOUSE| consists of what identifies one batch and one sink. So it protects against accidents, such as rows of another
+# HOUSE| batch or of another frame, and not against people: who can run code in the query knows the key.
+# HOUSE| """
+
+
+def report_of(message: Any, options: WriteOptions, task: StreamingTask) -> bytes:
+    """Returns the commit message of a task that read, as a row for a task of the sink."""
+    return to_row(message, _key(options, task))
+
+
+def messages_in(reports: Iterable[memoryview], options: WriteOptions, task: StreamingTask) -> tuple[Any, ...]:
+    """Returns the commit messages in the reports that a task of the sink received.
+
+    Raises:
+        StagedReadError: if a row of the frame is no report for the batch of the task and this sink.
+    """
+    key = _key(options, task)
+    try:
+        return tuple(from_row(each, key) for each in reports)
+    except ValueError as error:
+        raise StagedReadError(
+            f"a row of column {STAGED!r} is no report of a task that read for batch {task.batch_id} with the "
+            f"options of this sink: {error}.",
+            fix="write the frame that map_in_read returned without changes: do not cache it, and combine it "
+            "only with frames of map_in_read that have the same write=.",
+        ) from error
+
+
+def _key(options: WriteOptions, task: StreamingTask) -> bytes:
+    known = (task.query_id, task.run_id, task.batch_id, described(options))
+    return json.dumps(known, sort_keys=True).encode()
