@@ -1,4 +1,4 @@
-"""``format("kafka-eos")``: creates the readers and writers that Spark asks for, on the driver."""
+"""The formats ``kafka-eos`` and ``kafka-eos-state``: create the readers and writers that Spark asks for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KafkaEosDataSource(DataSource):
             except InvalidOptionError as batch_error:
                 raise (stream_error if is_for_stream_only(self.options) else batch_error) from None
         if options.sink is not None:
-            from kafka_eos_source.datasource.stage_in_read import StagingPlan
+            from kafka_eos_source.datasource.sink import StagingPlan
 
             StagingPlan.of(options).check()
         return schema_of(options)
@@ -122,10 +122,6 @@ class KafkaEosDataSource(DataSource):
                 ".load().",
             )
         return options
-
-
-# HOUSE: from kafka_eos_source.datasource
-# HOUSE| """``spark.read.format("kafka-eos-state")``: the state of a stateful operator as a DataFrame."""
 
 
 class KafkaEosStateDataSource(DataSource):

@@ -1,25 +1,31 @@
 """The exactly-once sink: tasks stage rows (package `stage`), and the driver commits them (package `commit`).
 
-If the tasks that read have staged the rows (`stage_in_read`), the tasks of the sink only collect their
-reports. Neither contacts a broker, so code that only the driver needs is imported inside the functions that
-use it.
+Usually the tasks that write stage the rows. With ``write=`` of `map_in_read`, the tasks that read do: the
+driver's planning process makes the sink and pickles it to them, as Spark does with the writer of other
+queries. Each of them stages its rows and yields one row: its *report*, which contains the commit message that
+a task of the sink would otherwise send. The tasks of the sink only collect these reports, and the commit
+checks that none is missing or doubled (`commit.staged_reads`).
+
+No task contacts a broker, so code that only the driver needs is imported inside the functions that use it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedReadError
-from kafka_eos_source.in_read.staged import STAGED, described
-from kafka_eos_source.model import StagedPart, StagedRead, WrittenPart
-from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.in_read.staged import STAGED, StagedRun, described
+from kafka_eos_source.model import OffsetRange, StagedPart, StagedRead, WrittenPart
+from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
@@ -42,6 +48,67 @@ if TYPE_CHECKING:
     from kafka_eos_source.stage.fanout import Plan, SinkPart
     from kafka_eos_source.stage.row_rules import RecordLimits
     from kafka_eos_source.stage.sealing import SealingPlan
+
+
+@dataclass
+class CommitMessage(WriterCommitMessage):
+    """What one task attempt staged or wrote, for the driver that commits it.
+
+    Attributes:
+        part: the staged rows for Kafka; None if the task wrote them itself.
+        dead_letters: the staged dead letters; None if there are none.
+        sinks: the staged rows for sinks outside Kafka.
+        planned: `StagedSink.planned` of the writer that the task received.
+        written: what the task wrote itself; None if it staged its rows.
+        record_bytes: size of the largest record that the topics accept; None if the task does not know it.
+        read: the offsets that the staged rows cover, if the task that read them staged them.
+        reports: messages of such tasks, which this task received as rows of the frame.
+    """
+
+    part: StagedPart | None
+    dead_letters: StagedPart | None = None
+    sinks: tuple[SinkPart, ...] = ()
+    planned: PlannedBatch | None = None
+    written: WrittenPart | None = None
+    record_bytes: int | None = None
+    read: StagedRead | None = None
+    reports: tuple[CommitMessage, ...] = ()
+
+
+def of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
+    """Returns the messages of a batch in which every task succeeded.
+
+    Raises:
+        RestartQueryError: if the message of a task is missing, because its rows would be missing too.
+    """
+    found = list(messages)
+    missing = [number for number, each in enumerate(found) if not isinstance(each, CommitMessage)]
+    if missing:
+        raise RestartQueryError(
+            f"Spark asks to commit a batch, but {len(missing)} of its {len(found)} tasks (the first is task "
+            f"{missing[0]}) sent no commit message: Spark passed {found[missing[0]]!r}. The rows of these "
+            "tasks would be lost.",
+            fix="start the query or the write again, which repeats the batch. Readers see nothing of it yet.",
+        )
+    return of_successful_tasks(found)
+
+
+def of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
+    """Returns the messages of the tasks that succeeded. Spark passes None for the others."""
+    return [each for each in messages if isinstance(each, CommitMessage)]
+
+
+def with_reported(messages: Iterable[CommitMessage]) -> list[CommitMessage]:
+    """Returns the messages, and after them those in their reports, in the order of the tasks that read."""
+    messages = list(messages)
+    reported = [(each.read, each) for message in messages for each in message.reports]
+    in_order = sorted(reported, key=lambda found: (found[0].frame, found[0].task) if found[0] else ("", 0))
+    return [*messages, *(each for _, each in in_order)]
+
+
+def staged_parts(messages: Iterable[CommitMessage]) -> list[StagedPart]:
+    """Returns all parts that these messages name: those of the rows, and of the dead letters."""
+    return [part for each in messages for part in (each.part, each.dead_letters) if part is not None]
 
 
 def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
@@ -298,78 +365,160 @@ def _staging_of_stream(options: WriteOptions) -> str:
     return location_of_query(options.checkpoint_location, options.staging_location)
 
 
-# HOUSE: from kafka_eos_source.datasource.sink
-# HOUSE| """The commit message that each writing task sends to the driver, and what the driver takes from them."""
+# ------------------------------------------------------------------ staging in the tasks that read
+
+_SCHEMA = pa.schema([pa.field(STAGED, pa.binary())])
 
 
-@dataclass
-class CommitMessage(WriterCommitMessage):
-    """What one task attempt staged or wrote, for the driver that commits it.
+class StagingTask(InputPartition):
+    """One reading task of a batch that stages its rows.
 
-    Attributes:
-        part: the staged rows for Kafka; None if the task wrote them itself.
-        dead_letters: the staged dead letters; None if there are none.
-        sinks: the staged rows for sinks outside Kafka.
-        planned: `StagedSink.planned` of the writer that the task received.
-        written: what the task wrote itself; None if it staged its rows.
-        record_bytes: size of the largest record that the topics accept; None if the task does not know it.
-        read: the offsets that the staged rows cover, if the task that read them staged them.
-        reports: messages of such tasks, which this task received as rows of the frame.
+    Args:
+        read: what it covers; its attempts differ in `StagedRead.task_attempt_id`.
+        sink: the sink, as the driver made it for this batch.
+        query_id: id of the query whose checkpoint the sink's options name.
     """
 
-    part: StagedPart | None
-    dead_letters: StagedPart | None = None
-    sinks: tuple[SinkPart, ...] = ()
-    planned: PlannedBatch | None = None
-    written: WrittenPart | None = None
-    record_bytes: int | None = None
-    read: StagedRead | None = None
-    reports: tuple[CommitMessage, ...] = ()
+    def __init__(self, read: StagedRead, sink: StagedSink, query_id: str) -> None:
+        super().__init__(None)
+        self.ranges = read.ranges
+        self._read = read
+        self._sink = sink
+        self._query_id = query_id
+
+    def run(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stages the rows of this task attempt, and yields its report as the only row of the frame.
+
+        Raises:
+            InvalidOptionError: if another query reads the frame than the one for which it is staged.
+            RestartQueryError: if another driver has planned a batch in the same checkpoint.
+            KafkaEosError: as `StagedSink.write_frame`.
+        """
+        task = running_task()
+        if task is None:
+            raise RuntimeError("the source's read method was called outside a Spark task")
+        self._check_query(task)
+        message = self._sink.write_frame(rows)
+        message = replace(message, read=replace(self._read, task_attempt_id=uuid.uuid4().hex))
+        report = pa.array([report_of(message, self._sink.options, task)], pa.binary())
+        yield pa.RecordBatch.from_arrays([report], schema=_SCHEMA)
+
+    def _check_query(self, task: StreamingTask) -> None:
+        checkpoint = self._sink.options.checkpoint_location
+        if task.query_id != self._query_id:
+            raise InvalidOptionError(
+                f"write= of map_in_read has checkpointLocation={checkpoint!r}, the checkpoint of query "
+                f"{self._query_id}, but query {task.query_id or '(none)'} reads the frame.",
+                fix="call map_in_read for each query with the options of its own sink, and write the frame "
+                "only with them.",
+            )
+        planned = self._sink.planned
+        if planned is None or str(planned.batch_id) != task.batch_id:
+            newest = "empty" if planned is None else f"at batch {planned.batch_id}"
+            raise RestartQueryError(
+                f"a task reads for batch {task.batch_id}, but the offset log in checkpointLocation="
+                f"{checkpoint!r} is {newest}: another driver uses the same checkpoint, somebody edited it, "
+                "or the query tracks its progress asynchronously (asyncProgressTrackingEnabled), which "
+                "writes the log later. Nothing of the batch was committed.",
+                fix="do nothing if another driver should continue; otherwise stop it, remove the option "
+                "asyncProgressTrackingEnabled if it is set, and start this query again.",
+            )
 
 
-def of_every_task(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
-    """Returns the messages of a batch in which every task succeeded.
+class StagingPlan:
+    """Turns the planned ranges of each batch into tasks that stage their rows; lives on the driver.
 
-    Raises:
-        RestartQueryError: if the message of a task is missing, because its rows would be missing too.
+    Args:
+        frame: id of the frame.
+        rows: schema of the rows that its function returns.
+        options: options of the sink.
+        lossy: whether the source accepts lost records.
     """
-    found = list(messages)
-    missing = [number for number, each in enumerate(found) if not isinstance(each, CommitMessage)]
-    if missing:
-        raise RestartQueryError(
-            f"Spark asks to commit a batch, but {len(missing)} of its {len(found)} tasks (the first is task "
-            f"{missing[0]}) sent no commit message: Spark passed {found[missing[0]]!r}. The rows of these "
-            "tasks would be lost.",
-            fix="start the query or the write again, which repeats the batch. Readers see nothing of it yet.",
-        )
-    return of_successful_tasks(found)
 
+    def __init__(self, frame: str, rows: StructType, options: WriteOptions, *, lossy: bool) -> None:
+        self._frame = frame
+        self._rows = rows
+        self._options = options
+        self._lossy = lossy
+        self._run: StagedRun | None = None
 
-def of_successful_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMessage]:
-    """Returns the messages of the tasks that succeeded. Spark passes None for the others."""
-    return [each for each in messages if isinstance(each, CommitMessage)]
+    def close(self) -> None:
+        """Says that the run has ended."""
+        if self._run is not None:
+            self._run.end()
 
+    @classmethod
+    def of(cls, options: ReadOptions) -> StagingPlan:
+        """Returns the plan for a source whose options include those of a sink.
 
-def with_reported(messages: Iterable[CommitMessage]) -> list[CommitMessage]:
-    """Returns the messages, and after them those in their reports, in the order of the tasks that read."""
-    messages = list(messages)
-    reported = [(each.read, each) for message in messages for each in message.reports]
-    in_order = sorted(reported, key=lambda found: (found[0].frame, found[0].task) if found[0] else ("", 0))
-    return [*messages, *(each for _, each in in_order)]
+        Raises:
+            InvalidOptionError: if the option that `map_in_read` sets is malformed.
+        """
+        from kafka_eos_source.read.steps import map_step
 
+        assert options.sink is not None
+        assert options.step_in_read is not None
+        step = map_step(options.step_in_read[1])
+        return cls(step.frame, step.rows, options.sink, lossy=not options.fail_on_data_loss)
 
-def staged_parts(messages: Iterable[CommitMessage]) -> list[StagedPart]:
-    """Returns all parts that these messages name: those of the rows, and of the dead letters."""
-    return [part for each in messages for part in (each.part, each.dead_letters) if part is not None]
+    def check(self) -> None:
+        """Checks that the sink accepts such rows.
 
+        Raises:
+            InvalidSchemaError, InvalidOptionError: if it does not.
+        """
+        sink_columns(self._options, self._rows)
 
-# HOUSE: from kafka_eos_source.datasource.sink
-# HOUSE| """Reports of tasks that staged what they read: rows of a frame that contain commit messages.
-# HOUSE|
-# HOUSE| A report travels from the process that reads to the one that writes, through Spark, as a signed row. The key
-# HOUSE| consists of what identifies one batch and one sink. So it protects against accidents, such as rows of another
-# HOUSE| batch or of another frame, and not against people: who can run code in the query knows the key.
-# HOUSE| """
+    def tasks(
+        self, start: dict[str, Any], end: dict[str, Any], planned: Sequence[tuple[OffsetRange, ...]]
+    ) -> list[InputPartition]:
+        """Returns the tasks of one batch. Called after Spark has written the batch to the offset log.
+
+        A batch of which nothing is left to read has one task, so that its report shows that. The commit
+        expects it of each source that `staged_reads` finds in the offset log. So whether there is one must
+        depend on the end position as well: if Spark repeats batch 0, ``start`` is a new initial offset.
+
+        Args:
+            start, end: positions of the source, as Spark passes them.
+            planned: the ranges of each task.
+
+        Raises:
+            InvalidOptionError: if there is no checkpoint at ``checkpointLocation``.
+            UnavailableError: if the staging folder is not writable.
+            KafkaEosError: as `StagedSink.prepare`.
+        """
+        from kafka_eos_source.protocol.source_position import SourcePosition
+
+        if self._run is None:
+            self._run = StagedRun(str(self._options.checkpoint_location))
+        position = SourcePosition.from_dict(end)
+        if not planned:
+            if not position.has_records or position == SourcePosition.from_dict(start):
+                return []
+            planned = [()]
+        sink = StagedSink.of_stream(self._options, *sink_columns(self._options, self._rows), in_read=True)
+        # PySpark pickles the tasks after it has sent Spark their number, so Spark would take the text of an
+        # error there for the length of a task
+        sink.prepare()
+        query_id = offset_log.query_id(str(self._options.checkpoint_location))
+        plan, of_position = uuid.uuid4().hex, position.digest
+        return [
+            StagingTask(
+                StagedRead(
+                    frame=self._frame,
+                    plan=plan,
+                    position=of_position,
+                    task=number,
+                    tasks=len(planned),
+                    task_attempt_id="",
+                    ranges=ranges,
+                    lossy=self._lossy,
+                ),
+                sink,
+                query_id,
+            )
+            for number, ranges in enumerate(planned)
+        ]
 
 
 def report_of(message: Any, options: WriteOptions, task: StreamingTask) -> bytes:
@@ -396,5 +545,10 @@ def messages_in(reports: Iterable[memoryview], options: WriteOptions, task: Stre
 
 
 def _key(options: WriteOptions, task: StreamingTask) -> bytes:
+    """Returns the key that signs the reports of one batch for one sink.
+
+    It consists of what identifies the two. So the signature protects against accidents, such as rows of
+    another batch or of another frame, and not against people: who can run code in the query knows the key.
+    """
     known = (task.query_id, task.run_id, task.batch_id, described(options))
     return json.dumps(known, sort_keys=True).encode()

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.commit.staged_reads import check_staged_reads
-from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+from kafka_eos_source.datasource.sink import StagingPlan, StagingTask
 from kafka_eos_source.errors import DataLossError, StagedPartError
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.model import StagedRead

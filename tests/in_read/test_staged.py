@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import direct, session
-from kafka_eos_source.datasource import KafkaEosDataSource, sink, stage_in_read, writer
-from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+from kafka_eos_source.datasource import KafkaEosDataSource, sink, writer
+from kafka_eos_source.datasource.sink import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidRecordError,
@@ -70,7 +70,7 @@ class Query:
         }
         self.plan_batch(0, END)
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
-        monkeypatch.setattr(stage_in_read, "running_task", lambda: self.task)
+        monkeypatch.setattr(sink, "running_task", lambda: self.task)
         monkeypatch.setattr(sink, "running_task", lambda: self.task)
         monkeypatch.setattr(direct, "check_target", lambda options: None)
 
