@@ -3,7 +3,8 @@
 No other module of the package unpickles anything. Unpickling an option adds no risk: a person who can set the
 options of a query can also name a class as a sink, and so run any code. Rows are another matter, because
 data of strangers may get into a column by accident. So a row is unpickled only if it was signed with the key
-of its batch and sink (`datasource.sink.report_of`), which no record contains. The key is no secret of the query's authors.
+of its batch and sink (`datasource.sink`), which no record contains. The key is no secret of the query's
+authors.
 """
 
 from __future__ import annotations
