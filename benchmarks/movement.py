@@ -32,8 +32,8 @@ from kafka_eos_source.state.changelog.restore_plan import WipeNeeded
 from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
 from kafka_eos_source.state.operator.shard_snapshots import ShardSnapshots, SnapshotUse
-from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.restored import ChangelogCopy
+from kafka_eos_source.state.reading.snapshot import ChangelogCopy
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.snapshots.local_copy import LocalCopy, is_due
 from kafka_eos_source.state.snapshots.manifest import Manifest
 from kafka_eos_source.state.snapshots.storage import SnapshotStorage

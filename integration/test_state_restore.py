@@ -54,8 +54,8 @@ from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.layout import keyed
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
+from kafka_eos_source.state.reading.snapshot import ChangelogCopy, of_changelog
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_eos_source.options.checked import ReadOptions
-    from kafka_eos_source.state.reading.frames import Part
-    from kafka_eos_source.state.reading.options import StateReadOptions
+    from kafka_eos_source.state.reading.frames import Part, StateReadOptions
 
 
 class KafkaEosDataSource(DataSource):
@@ -147,14 +146,13 @@ class KafkaEosStateDataSource(DataSource):
         """Returns the schema for ``load()``. Opens the store to find it, unless the option ``raw`` is set."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from kafka_eos_source.state.reading.frames import columns
-        from kafka_eos_source.state.reading.options import parse_state_read
+        from kafka_eos_source.state.reading.frames import columns, parse_state_read
 
         return from_arrow_schema(columns(parse_state_read(self.options)))
 
     @short_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        from kafka_eos_source.state.reading.options import parse_state_read
+        from kafka_eos_source.state.reading.frames import parse_state_read
 
         return _StateReader(parse_state_read(self.options), schema)
 

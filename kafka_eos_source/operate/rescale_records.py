@@ -34,8 +34,8 @@ from kafka_eos_source.state.changelog.restore_plan import Reason, WipeNeeded
 from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 
 #: A slice ends when it has lasted this long, or holds this much; it exceeds a limit by one chunk at most.
 SLICE_SECONDS = 10.0

@@ -18,7 +18,7 @@ from kafka_eos_source.state.batch_record import Owner, foreign_state, record_of
 from kafka_eos_source.state.changelog.committed import read_tail
 from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, cannot_move, next_stage
 from kafka_eos_source.state.changelog.topic import changelog_name
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 
 _log = logging.getLogger(__name__)
 

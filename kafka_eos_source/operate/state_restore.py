@@ -20,7 +20,7 @@ from kafka_eos_source.state.changelog.restore_progress import RestoreProgress
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.operator.shard_action import Action
 from kafka_eos_source.state.operator.shard_store import ReadChangelog, bring_to_batch, open_shard_store
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.store.config import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

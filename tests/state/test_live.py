@@ -18,8 +18,7 @@ from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.observe import display
 from kafka_eos_source.observe.state_table import Mark, StateTable, as_html, as_text
 from kafka_eos_source.state.reading import live
-from kafka_eos_source.state.reading.as_text import flat, text
-from kafka_eos_source.state.reading.live import LiveTable, watch_state
+from kafka_eos_source.state.reading.live import LiveTable, flat, text, watch_state
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import AggregateProcessor, count, tumbling
 from tests.state.local_state import APP, STORE, Machine, rows_of
