@@ -245,8 +245,8 @@ def _staged_in_read(sink: Mapping[str, str]) -> dict[str, str]:
     """Returns the options that `map_in_read` adds to the source."""
     columns = ReadColumns(tuple(ReadColumn(name, name) for name in _COLUMNS))
     rows = StructType([StructField(name, BinaryType()) for name in _COLUMNS])
-    step = MapInRead(columns, rows, None, uuid.uuid4().hex).to_json()
-    return {"map.in.read": step, **{f"{SINK_IN_READ}{name}": value for name, value in sink.items()}}
+    step = MapInRead(columns, rows, None, uuid.uuid4().hex).to_option()
+    return {"step.in.read": step, **{f"{SINK_IN_READ}{name}": value for name, value in sink.items()}}
 
 
 def _marked(rows: pa.RecordBatch, pattern: str) -> pa.RecordBatch:

@@ -97,10 +97,7 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         self._staging: StagingPlan | None = None
         self._operator: OperatorInRead | None = None
         if options.operator is not None:
-            from kafka_eos_source.read.steps import operator_step
-
-            assert options.step_in_read is not None
-            self._operator = operator_step(options.step_in_read[1])
+            self._operator = cast("OperatorInRead", self._task_read.step)
         if options.sink is not None:  # most reads do not need the module
             from kafka_eos_source.datasource.sink import StagingPlan
 

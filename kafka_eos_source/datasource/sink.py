@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedReadError
 from kafka_eos_source.in_read.staged import STAGED, StagedRun, described
+from kafka_eos_source.in_read.step import MapInRead, step_in_read
 from kafka_eos_source.model import OffsetRange, StagedPart, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import dead_letters, offset_log
@@ -454,11 +455,9 @@ class StagingPlan:
         Raises:
             InvalidOptionError: if the option that `map_in_read` sets is malformed.
         """
-        from kafka_eos_source.read.steps import map_step
-
+        step = step_in_read(options)
         assert options.sink is not None
-        assert options.step_in_read is not None
-        step = map_step(options.step_in_read[1])
+        assert isinstance(step, MapInRead)
         return cls(step.frame, step.rows, options.sink, lossy=not options.fail_on_data_loss)
 
     def check(self) -> None:

@@ -25,15 +25,16 @@ from kafka_eos_source.in_read.step import (
     MapInRead,
     ReadColumn,
     ReadColumns,
+    StepInRead,
     pack,
     packed_frame_schema,
     schema_of_packed_rows,
 )
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
-from kafka_eos_source.options.table import SINK_IN_READ, STEPS_IN_READ
+from kafka_eos_source.options.table import SINK_IN_READ, STEP_IN_READ
 from kafka_eos_source.registry.selected import RegistrySchema
-from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.schema import read_schema
 from kafka_eos_source.spark.session import warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
@@ -110,9 +111,9 @@ def map_in_read(
     pickled = None
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
-        pickled = to_option(function, f"the function of map_in_read, {function!r},", fix=fix)
+        pickled = to_bytes(function, f"the function of map_in_read, {function!r},", fix=fix)
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
-    return origin.read("map.in.read", step.to_json(), frame.sparkSession, sink)
+    return origin.read(step, frame.sparkSession, sink)
 
 
 def _options_of_source(frame: DataFrame, write: Mapping[str, Any]) -> dict[str, str]:
@@ -204,20 +205,19 @@ class Lineage:
     columns: ReadColumns
 
     def read(
-        self, option: str, step: str, session: SparkSession, more: Mapping[str, str] | None = None
+        self, step: StepInRead, session: SparkSession, more: Mapping[str, str] | None = None
     ) -> DataFrame:
         """Returns a frame that reads the source with a step that its tasks apply before Spark sees a row.
 
         Args:
-            option: option of the source that carries the step.
-            step: the value of that option.
+            step: the step.
             session: session of the frame.
             more: further options of the source.
         """
         reader: Any = session.readStream.format(FORMAT_NAME).options(**self.options)
         if self.name is not None:
             reader = reader.name(self.name)
-        frame: DataFrame = reader.option(option, step).options(**(more or {})).load()
+        frame: DataFrame = reader.option(STEP_IN_READ, step.to_option()).options(**(more or {})).load()
         return frame
 
 
@@ -281,7 +281,7 @@ def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
     known = {each.name() for each in _each(plan.output())}
     if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
         return None
-    if any(name.lower() in STEPS_IN_READ for name in options):
+    if any(name.lower() == STEP_IN_READ for name in options):
         return None  # the columns are those of the step
     columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
     return Lineage(options, _name(plan), columns)

@@ -1,4 +1,4 @@
-"""The step that `map_in_read` adds to the read tasks: a user's function over Arrow batches, and packed rows.
+"""Steps of a query that the tasks of the source run, such as that of `map_in_read`; and packed frames.
 
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 *Packed frames* avoid that for rows that Spark itself does not process: the rows travel to the sink in packed
@@ -9,19 +9,24 @@ batches, many in one Spark row. These batches, messages of `protocol.packed_batc
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.option_values import invalid
 from kafka_eos_source.protocol import packed_batches
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.arrow import arrow_schema, fit, read_arrow_schema
-from kafka_eos_source.spark.pickled import from_option
+from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
+
+if TYPE_CHECKING:
+    from kafka_eos_source.options.checked import ReadOptions
 
 #: A user's function, like that of Spark's ``mapInArrow``.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -48,18 +53,9 @@ class ReadColumns:
 
     columns: tuple[ReadColumn, ...]
 
-    def to_json(self) -> list[list[str | bool]]:
-        """Returns lists that JSON can represent."""
-        return [[each.name, each.source, each.as_text] for each in self.columns]
-
-    @classmethod
-    def from_json(cls, written: Iterable[tuple[str, str, bool]]) -> ReadColumns:
-        """Returns the columns that `to_json` wrote.
-
-        Raises:
-            ValueError, TypeError: if `to_json` did not write this.
-        """
-        return cls(tuple(ReadColumn(*each) for each in written))
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles only the fields, and not what was computed from them."""
+        return {"columns": self.columns}
 
     @property
     def of_source(self) -> tuple[str, ...]:
@@ -93,51 +89,92 @@ def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class MapInRead:
-    """Applies a function to batches of the source; travels as an option of the source.
+class StepInRead(ABC):
+    """A step of the query that the tasks of the source run on what they read, before Spark sees a row.
 
-    Its rows are packed, or the tasks stage them themselves (`staged_frame`).
+    It travels, pickled, as the option ``step.in.read`` of the source. What the user wrote, such as a
+    function, is in it as bytes that are pickled themselves (`spark.pickled.to_bytes`), so that only the tasks
+    that run the step unpickle it. Options that may contain passwords are options of the source of their own.
 
     Attributes:
-        columns: columns of the frame that the function takes.
+        columns: columns of the frame that the step takes.
+        is_operator: whether it is a stateful operator, which needs options.
+    """
+
+    is_operator: ClassVar[bool] = False
+    columns: ReadColumns
+
+    @property
+    @abstractmethod
+    def schema(self) -> StructType:
+        """Schema of the frame that Spark gets."""
+
+    def check(self) -> None:
+        """Checks that the fields fit together.
+
+        Raises:
+            KeyError: if the source has no such column.
+            InvalidSchemaError: if the step does not fit its columns.
+        """
+        _ = self.columns.schema
+
+    def to_option(self) -> str:
+        """Returns the value of the option."""
+        return to_option(self, f"the step {type(self).__name__}", fix="report this as a bug.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles only the fields, and not what was computed from them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def step_in_read(options: ReadOptions) -> StepInRead | None:
+    """Returns the step that the options of a source carry; None if they carry none.
+
+    Raises:
+        InvalidOptionError: if `StepInRead.to_option` did not write the option, or the options of a sink or an
+            operator belong to another step.
+    """
+    from kafka_eos_source.options.table import OPERATOR_IN_READ, SINK_IN_READ, STEP_IN_READ
+
+    written = options.step_in_read
+    if written is None:
+        return None
+    try:
+        found = from_option(written)
+        assert isinstance(found, StepInRead)
+        found.check()
+    except Exception as error:  # foreign text can make unpickling raise anything
+        raise invalid(
+            STEP_IN_READ,
+            written,
+            "the value that map_in_read, aggregate_with_changelog_state or a stateful operator with "
+            "shards='partitions' sets",
+        ) from error
+    is_for_sink = isinstance(found, MapInRead)
+    if found.is_operator != (options.operator is not None) or (options.sink is not None and not is_for_sink):
+        raise InvalidOptionError(
+            f"option {STEP_IN_READ!r} has a {type(found).__name__}, but options with the prefix "
+            f"{SINK_IN_READ!r} or {OPERATOR_IN_READ!r} belong to another step.",
+            fix="let map_in_read (write=) or the stateful operator (shards='partitions') set them all.",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class MapInRead(StepInRead):
+    """Applies a function to batches of the source.
+
+    Its rows are packed, or the tasks stage them themselves (`staged`).
+
+    Attributes:
         rows: schema of the rows that it returns.
-        function: the pickled function (`spark.pickled`); None leaves the rows unchanged.
+        function: the pickled function; None leaves the rows unchanged.
         frame: id of the frame that `map_in_read` returned; only staged rows need it.
     """
 
-    columns: ReadColumns
     rows: StructType
-    function: str | None
+    function: bytes | None
     frame: str = ""
-
-    def to_json(self) -> str:
-        """Returns the text of the option."""
-        return json.dumps(
-            {
-                "columns": self.columns.to_json(),
-                "rows": self.rows.jsonValue(),
-                "function": self.function,
-                "frame": self.frame,
-            },
-            separators=(",", ":"),
-        )
-
-    @classmethod
-    def from_json(cls, written: str) -> MapInRead:
-        """Returns the step that `to_json` wrote, without unpickling the function.
-
-        Raises:
-            ValueError, TypeError, KeyError: if `to_json` did not write this.
-        """
-        fields: dict[str, Any] = parse_json(written)
-        step = cls(
-            ReadColumns.from_json(fields["columns"]),
-            StructType.fromJson(fields["rows"]),
-            fields["function"],
-            fields.get("frame", ""),
-        )
-        _ = step.columns.schema  # raises now if a column is unknown
-        return step
 
     @cached_property
     def schema(self) -> StructType:
@@ -162,7 +199,7 @@ class MapInRead:
 
     def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         frames = map(self.columns.frame, batches)
-        return frames if self.function is None else from_option(self.function)(frames)
+        return frames if self.function is None else from_bytes(self.function)(frames)
 
 
 # ------------------------------------------------------------------ packed frames

@@ -85,9 +85,10 @@ class ReadOptions:
     """Checked options of a source; fields are named after the options.
 
     ``kafka`` contains librdkafka properties of a consumer, without ``group.id``. It may contain passwords and
-    is therefore excluded from the repr. ``sink`` contains the options of the sink for which the tasks stage
-    their rows; None if they do not. ``operator`` contains the options of the stateful operator that the tasks
-    run, as the user set them; None if they run none.
+    is therefore excluded from the repr. ``step_in_read`` contains a step of the query for the tasks to run
+    (`in_read.step.step_in_read` returns it); None if there is none. ``sink`` contains the options of the sink
+    for which the tasks stage their rows; None if they do not. ``operator`` contains the options of the
+    stateful operator that the tasks run, as the user set them; None if they run none.
     """
 
     subscription: Subscription
@@ -108,7 +109,7 @@ class ReadOptions:
     most_decompressed_bytes: int
     include_headers: bool
     columns: tuple[str, ...] | None
-    step_in_read: tuple[str, str] | None
+    step_in_read: str | None
     isolation_level: str
     application_id: str | None
     group_id: str | None

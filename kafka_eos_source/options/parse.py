@@ -29,7 +29,7 @@ from kafka_eos_source.options.table import (
     OPTIONS,
     READ,
     SINK_IN_READ,
-    STEPS_IN_READ,
+    STEP_IN_READ,
     STREAM_READ,
     STREAM_WRITE,
     WRITE,
@@ -84,7 +84,7 @@ def parse_read(
         most_decompressed_bytes=found[MOST_DECOMPRESSED],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
-        step_in_read=_step_in_read(found),
+        step_in_read=found[STEP_IN_READ],
         isolation_level=isolation_level,
         application_id=found["application.id"],
         group_id=group_id,
@@ -94,7 +94,7 @@ def parse_read(
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
         sink=_sink_in_read(options, found),
-        operator=_operator_in_read(options, found),
+        operator=_of_step(options, found, OPERATOR_IN_READ),
     )
 
 
@@ -236,17 +236,6 @@ def _needs_exactly_once(option: str) -> InvalidOptionError:
     )
 
 
-def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns the option that carries a step for the read tasks (`read.steps`), and its value."""
-    steps = [(name, found[name]) for name in STEPS_IN_READ if found[name] is not None]
-    if len(steps) > 1:
-        both = " and ".join(repr(name) for name, _ in steps)
-        raise InvalidOptionError(
-            f"the options {both} are both set; expected at most one of them.", fix="keep one of them."
-        )
-    return steps[0] if steps else None
-
-
 def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
     """Returns the checked options of a sink for which reading tasks stage their rows.
 
@@ -271,39 +260,25 @@ def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
 
 def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> WriteOptions | None:
     """Returns the options of the sink that the source carries (``write=`` of `map_in_read`), or None."""
-    prefixed = _with_prefix(options, SINK_IN_READ)
-    if not prefixed:
-        return None
-    if found["map.in.read"] is None:
-        raise InvalidOptionError(
-            f"options with the prefix {SINK_IN_READ!r} are set, but 'map.in.read' is not.",
-            fix="let map_in_read set them: map_in_read(frame, …, write={…}).",
-        )
-    return parse_sink_in_read(prefixed)
+    stated = _of_step(options, found, SINK_IN_READ)
+    return None if stated is None else parse_sink_in_read(stated)
 
 
-def _operator_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, str] | None:
-    """Returns the options of the stateful operator that the source carries, or None.
-
-    `state.options.parse_state` checks them.
+def _of_step(options: Mapping[str, str], found: Mapping[str, Any], prefix: str) -> dict[str, str] | None:
+    """Returns the options that the source carries for its step, without their prefix; None if there are none.
 
     Raises:
-        InvalidOptionError: if there are options without an operator.
+        InvalidOptionError: if there are options without a step.
     """
-    prefixed = _with_prefix(options, OPERATOR_IN_READ)
-    if found["operator.in.read"] is None:
-        if prefixed:
-            raise InvalidOptionError(
-                f"options with the prefix {OPERATOR_IN_READ!r} are set, but 'operator.in.read' is not.",
-                fix="let the stateful operator set them: shards='partitions'.",
-            )
-        return None
-    return prefixed
-
-
-def _with_prefix(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Returns the options whose name begins with a prefix, without it."""
-    return {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
+    stated = {
+        name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)
+    }
+    if stated and found[STEP_IN_READ] is None:
+        raise InvalidOptionError(
+            f"options with the prefix {prefix!r} are set, but {STEP_IN_READ!r} is not.",
+            fix="let map_in_read (write=) or the stateful operator (shards='partitions') set them.",
+        )
+    return stated or None
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:

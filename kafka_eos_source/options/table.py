@@ -25,18 +25,13 @@ OPERATOR = "stateful operator"
 STATE = (OPERATOR,)
 STATE_READ = "state read"
 
-#: Options that carry a query step for the read tasks to run, and what sets each of them.
-STEPS_IN_READ = {
-    "aggregate.in.read": "aggregate_with_changelog_state",
-    "map.in.read": "map_in_read",
-    "operator.in.read": "a stateful operator with shards='partitions'",
-}
-
-#: Prefix of options of a source that carry the options of the sink (``write=`` of `map_in_read`). Each is an
-#: option of its own, so that Spark masks their secrets by name, as it does for the sink.
-SINK_IN_READ = "map.in.read.write."
-#: Prefix of options of a source that carry the options of a stateful operator (``shards="partitions"``).
-OPERATOR_IN_READ = "operator.in.read.options."
+#: Option that carries a step of the query for the tasks that read (`in_read.step`).
+STEP_IN_READ = "step.in.read"
+#: Prefixes of options of a source that carry the options of the sink (``write=`` of `map_in_read`), and those
+#: of a stateful operator (``shards="partitions"``). Each is an option of its own, so that Spark masks their
+#: secrets by name, as it does for the sink and the operator.
+SINK_IN_READ = "step.in.read.write."
+OPERATOR_IN_READ = "step.in.read.operator."
 
 
 @dataclass(frozen=True)
@@ -348,32 +343,15 @@ OPTIONS: tuple[Option, ...] = (
         "all",
     ),
     Option(
-        "aggregate.in.read",
+        STEP_IN_READ,
         (STREAM_READ,),
         values.text,
         None,
-        "JSON",
-        "Internal: `aggregate_with_changelog_state` sets it so that the read tasks do the first step of the "
-        "aggregation. Do not set it yourself.",
-    ),
-    Option(
-        "map.in.read",
-        (STREAM_READ,),
-        values.text,
-        None,
-        "JSON",
-        "Internal: `map_in_read` sets it to the pickled function that the read tasks call, and "
-        "`map.in.read.write.<option>` to the options in `write`. Do not set it yourself.",
-    ),
-    Option(
-        "operator.in.read",
-        (STREAM_READ,),
-        values.text,
-        None,
-        "JSON",
-        'Internal: a stateful operator with `shards="partitions"` sets it to itself, pickled, so that the '
-        "tasks that read run it, and `operator.in.read.options.<option>` to its options. Do not set it "
-        "yourself.",
+        "pickled",
+        "Internal: `map_in_read`, `aggregate_with_changelog_state` and stateful operators with "
+        '`shards="partitions"` set it to the step of the query that the tasks run on what they read, '
+        "`step.in.read.write.<option>` to the options in `write` of `map_in_read`, and "
+        "`step.in.read.operator.<option>` to those of the operator. Do not set them yourself.",
     ),
     Option(
         "isolation.level",

@@ -20,8 +20,8 @@ from pyspark import cloudpickle
 from kafka_eos_source.errors import InvalidOptionError
 
 
-def to_option(value: object, what: str, *, fix: str) -> str:
-    """Returns an object as text for an option. Uses cloudpickle, which also pickles functions of a script.
+def to_bytes(value: object, what: str, *, fix: str) -> bytes:
+    """Returns an object as bytes. Uses cloudpickle, which also pickles functions of a script.
 
     Args:
         value: the object.
@@ -32,14 +32,24 @@ def to_option(value: object, what: str, *, fix: str) -> str:
         InvalidOptionError: if the object cannot be pickled.
     """
     try:
-        return base64.b64encode(cloudpickle.dumps(value)).decode()  # type: ignore[no-untyped-call]
+        return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise InvalidOptionError(f"{what} cannot be pickled: {error}.", fix=fix) from error
 
 
+def from_bytes(pickled: bytes) -> Any:
+    """Returns the object that `to_bytes` wrote."""
+    return pickle.loads(pickled)
+
+
+def to_option(value: object, what: str, *, fix: str) -> str:
+    """Returns an object as text for an option; takes the arguments and raises the errors of `to_bytes`."""
+    return base64.b64encode(to_bytes(value, what, fix=fix)).decode()
+
+
 def from_option(text: str) -> Any:
     """Returns the object that `to_option` wrote."""
-    return pickle.loads(base64.b64decode(text))
+    return from_bytes(base64.b64decode(text))
 
 
 _MAC_BYTES = 32

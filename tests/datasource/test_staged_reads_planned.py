@@ -127,9 +127,9 @@ def test_a_restart_that_accepts_losses_commits_a_batch_that_was_planned_without(
 
 
 def test_the_plan_of_a_source_knows_whether_the_source_accepts_losses(tmp_path: Path) -> None:
-    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_option()
     sink = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
-    stated = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()} | {"map.in.read": step}
+    stated = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()} | {"step.in.read": step}
     for text, lossy in (("false", True), ("true", False)):
         options = read_options(failOnDataLoss=text, **stated)
         assert StagingPlan.of(options)._lossy is lossy

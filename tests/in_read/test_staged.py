@@ -40,7 +40,7 @@ from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
 from kafka_eos_source.secrets import bare_url
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage import record_limits, sealing
@@ -198,8 +198,8 @@ def _with_a_last_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 def test_the_function_is_not_called_for_a_batch_of_which_nothing_is_left() -> None:
     """Without ``write=``, such a batch has no task, and so the function adds no row."""
     columns = ReadColumns((ReadColumn("key", "key"), ReadColumn("value", "value")))
-    step = MapInRead(columns, ROWS, to_option(_with_a_last_row, "it", fix=""), "frame").to_json()
-    read = TaskRead(ReadSettings(conf={}), ("map.in.read", step))
+    step = MapInRead(columns, ROWS, to_bytes(_with_a_last_row, "it", fix=""), "frame")
+    read = TaskRead(ReadSettings(conf={}), step)
     assert list(read.mapped(())) == []
 
 
@@ -456,10 +456,10 @@ def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
     )
     assert made[f"{SINK_IN_READ}kafka.ssl.key.password"] == SECRET
     assert made[f"{SINK_IN_READ}includeTimestamp"] == "true"
-    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_option()
     # Spark may change the case of names
     options = parse_read(
-        {**READ, "map.in.read": step, **{name.lower(): v for name, v in made.items()}}, streaming=True
+        {**READ, "step.in.read": step, **{name.lower(): v for name, v in made.items()}}, streaming=True
     )
     assert options.sink == parse_write(
         {**query.sink, "kafka.ssl.key.password": SECRET, "includeTimestamp": "true"}, streaming=True
@@ -505,16 +505,16 @@ def test_a_batch_read_cannot_be_staged(query: Query) -> None:
 
 
 def test_options_of_a_sink_without_a_function_are_refused(query: Query) -> None:
-    with pytest.raises(InvalidOptionError, match=r"'map\.in\.read' is not"):
+    with pytest.raises(InvalidOptionError, match=r"'step\.in\.read' is not"):
         parse_read({**READ, f"{SINK_IN_READ}topic": "out"}, streaming=True)
 
 
 def test_columns_that_the_sink_cannot_write_are_refused_when_the_frame_is_made(query: Query) -> None:
     only_key = StructType([StructField("key", BinaryType())])
-    step = MapInRead(ReadColumns((ReadColumn("key", "key"),)), only_key, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("key", "key"),)), only_key, None, "frame").to_option()
     sink = {f"{SINK_IN_READ}{name}": value for name, value in query.sink.items()}
     with pytest.raises(InvalidSchemaError, match="the frame has no column 'value'"):
-        KafkaEosDataSource({**READ, "map.in.read": step, **sink}).schema()
+        KafkaEosDataSource({**READ, "step.in.read": step, **sink}).schema()
 
 
 @pytest.mark.parametrize(

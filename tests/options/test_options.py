@@ -240,7 +240,7 @@ INVALID_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"columns": "key,valeu"}, "some of the columns key, value, topic"),
     (True, {"columns": "key, KEY"}, "each at most once"),
     (True, {"columns": ","}, "some of the columns"),
-    (False, {"aggregate.in.read": "{}"}, "cannot be used for a batch read"),
+    (False, {"step.in.read": "{}"}, "cannot be used for a batch read"),
     (True, {"isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"kafka.isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"topic": "x"}, "cannot be used for a stream read"),

@@ -14,7 +14,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import OPERATOR_IN_READ
-from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor, ShardsBy
 from kafka_eos_source.state.operator.in_read import OperatorInRead
@@ -78,8 +78,8 @@ def with_operator_in_read(
         )
     step = OperatorInRead(
         columns=source.columns,
-        schema=from_arrow_schema(Operator(processor, store, shards, checked).output),
-        processor=to_option(
+        result=from_arrow_schema(Operator(processor, store, shards, checked).output),
+        processor=to_bytes(
             processor,
             f"the stateful operator of store {store!r}",
             fix="create clients, files and locks in the processor's init(), not outside of it.",
@@ -92,7 +92,7 @@ def with_operator_in_read(
         timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
-    return source.read("operator.in.read", step.to_json(), frame.sparkSession, own)
+    return source.read(step, frame.sparkSession, own)
 
 
 def _record_keys(source: Lineage, keys: Sequence[str]) -> tuple[str, ...]:

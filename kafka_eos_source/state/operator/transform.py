@@ -205,7 +205,7 @@ def aggregate_with_changelog_state(
         source = lineage(frame, used) if combine is True and removed is None else None
         if source is not None:
             in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
-            frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
+            frame = source.read(in_read, frame.sparkSession)
         else:
             frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
     return with_operator(

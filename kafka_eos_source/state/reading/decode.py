@@ -30,7 +30,6 @@ from kafka_eos_source.state.processor.arrow import arrow_schema
 from kafka_eos_source.state.processor.entries import StateEntry, read_entries
 from kafka_eos_source.state.processor.registry import TIMERS, Registry, VariableInfo
 from kafka_eos_source.state.store.overlay import Pair
-from kafka_eos_source.state.vector.decode import decode_state
 
 #: Number of entries that are decoded to one Arrow batch.
 BATCH_ROWS = 10_000
@@ -190,7 +189,6 @@ def decoder(description: Description, choice: Choice) -> Decoder:
             fix="remove the option.",
         )
     table = choose_table(description, choice, {k: t for k, t in description.tables.items() if is_data(t)})
-
     return VectorDecoder(description, table)
 
 
@@ -227,6 +225,8 @@ class VectorDecoder(Decoder):
         )
 
     def _read(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> pa.Table:
+        from kafka_eos_source.state.vector.decode import decode_state  # imports all vectorised operators
+
         return decode_state(self._description, keys, values)[self._description.tables[self.table].name]
 
     def _decode(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
