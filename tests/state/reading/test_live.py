@@ -216,7 +216,7 @@ def test_a_kernel_shows_the_table_while_the_query_runs(machine: Machine) -> None
     committed(machine, 0, "JFK")
     cells = [
         "import sys, threading; sys.path.insert(0, '.')\n"
-        "from tests.state.test_live import FakeQuery\n"
+        "from tests.state.reading.test_live import FakeQuery\n"
         "from kafka_eos_source.state import watch_state\n"
         "query = FakeQuery()",
         f"table = watch_state(state_dir={str(machine.root)!r}, query=query, interval=0.02)\ntable",
