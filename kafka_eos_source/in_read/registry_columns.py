@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read.step import ArrowFunction
+from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE
@@ -67,10 +67,10 @@ class RegistryColumns:
 
         result: Iterable[Any] = decoded() if self.function is None else self.function(decoded())
         if not isinstance(result, Iterable):
-            raise _no_batch(result)
+            raise no_batches(result)
         for batch in result:
             if not isinstance(batch, pa.RecordBatch):
-                raise _no_batch(batch)
+                raise no_batches(batch)
             yield from _taken(undecodable)
             for name in self.encodes:
                 if name not in batch.schema.names:
@@ -253,11 +253,3 @@ def _same(column: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_binary(column.type) and pa.types.is_string(type_):
         return column.view(type_)  # like Spark's cast, without a check that the bytes are UTF-8
     return pa.nulls(len(column), type_)
-
-
-def _no_batch(found: object) -> InvalidRecordError:
-    return InvalidRecordError(
-        f"the function of map_in_read returned a {type(found).__name__}; expected an iterable of "
-        "pyarrow.RecordBatch.",
-        fix="yield record batches; for a table, yield from table.to_batches().",
-    )

@@ -310,10 +310,10 @@ def fitted(batches: Iterable[pa.RecordBatch], rows: StructType) -> Iterator[pa.R
     """
     schema = arrow_schema(rows)
     if not isinstance(batches, Iterable):
-        raise _no_batches(batches)
+        raise no_batches(batches)
     for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
-            raise _no_batches(batch)
+            raise no_batches(batch)
         if batch.num_rows:
             yield fit(batch, schema, "the function of map_in_read returned")
 
@@ -333,7 +333,8 @@ def packed_batches_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
     return (each for batch in batches for each in packed_batches.values(batch.column(0)))
 
 
-def _no_batches(result: object) -> InvalidRecordError:
+def no_batches(result: object) -> InvalidRecordError:
+    """Returns the error for a function that returned something else than record batches."""
     return InvalidRecordError(
         f"the function of map_in_read returned a {type(result).__name__}; expected an iterable of "
         "pyarrow.RecordBatch.",
