@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_eos_source.options.checked import ReadOptions
-    from kafka_eos_source.state.reading.frames import Part, StateReadOptions
+    from kafka_eos_source.state.reading.frames import ShardRead, StateReadOptions
 
 
 class KafkaEosDataSource(DataSource):
@@ -160,9 +160,9 @@ class KafkaEosStateDataSource(DataSource):
 class _ShardPartition(InputPartition):
     """One shard, read by one task."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, shard: ShardRead) -> None:
         super().__init__(None)
-        self.part = part
+        self.shard = shard
 
 
 class _StateReader(DataSourceReader):
@@ -174,7 +174,7 @@ class _StateReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from kafka_eos_source.state.reading.frames import plan
 
-        return [_ShardPartition(part) for part in plan(self._options)]
+        return [_ShardPartition(shard) for shard in plan(self._options)]
 
     @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -183,4 +183,4 @@ class _StateReader(DataSourceReader):
         from kafka_eos_source.state.reading.frames import read
 
         assert isinstance(partition, _ShardPartition)
-        return with_short_errors(read(self._options, partition.part, to_arrow_schema(self._schema)))
+        return with_short_errors(read(self._options, partition.shard, to_arrow_schema(self._schema)))

@@ -39,7 +39,7 @@ _INDEXES = frozenset({"due"})
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """The part of a store that a reader asks for.
 
     Attributes:
@@ -137,28 +137,27 @@ def struct_of(columns: Sequence[pa.Array], field: pa.Field) -> pa.Array:
     return pa.StructArray.from_arrays(cast, fields=fields)
 
 
-def is_data(table: TableDescription) -> bool:
+def _is_data(table: TableDescription) -> bool:
     """Returns whether a table holds data, and not only an index of another table or timers."""
     return table.encoding not in _INDEXES and table.details.get("kind") not in ("index", "timers")
 
 
-def choose_table(description: Description, choice: Choice, tables: dict[int, TableDescription]) -> int:
+def _selected_table(description: Description, selection: Selection) -> int:
     """Returns the number of the chosen table.
 
     Args:
         description: description of the store.
-        choice: the part of the store that the reader asks for.
-        tables: tables to choose from, by number.
+        selection: the part of the store that the reader asks for.
 
     Raises:
         InvalidOptionError: if the store has no such variable; or it has several, and none was named.
     """
-    names = {table.name: byte for byte, table in tables.items()}
-    if choice.variable is None and len(names) == 1:
+    names = {table.name: byte for byte, table in description.tables.items() if _is_data(table)}
+    if selection.variable is None and len(names) == 1:
         return next(iter(names.values()))
-    if choice.variable in names:
-        return names[choice.variable]
-    what = "is not set" if choice.variable is None else f"is {choice.variable!r}"
+    if selection.variable in names:
+        return names[selection.variable]
+    what = "is not set" if selection.variable is None else f"is {selection.variable!r}"
     variables = ", ".join(sorted(names)) or "none"
     raise InvalidOptionError(
         f"stateVarName {what}; the variables of this store (of kind {description.kind!r}) are: {variables}.",
@@ -174,7 +173,7 @@ def _invalid_key(key: object, fields: pa.Schema) -> InvalidSchemaError:
     )
 
 
-def decoder(description: Description, choice: Choice) -> Decoder:
+def decoder(description: Description, selection: Selection) -> Decoder:
     """Returns the decoder of the chosen table.
 
     Raises:
@@ -182,14 +181,13 @@ def decoder(description: Description, choice: Choice) -> Decoder:
         StateFormatError, StateMismatchError: if another version of kafka-eos wrote the store.
     """
     if description.kind == "stateful-processor":
-        return processor_decoder(description, choice)
-    if choice.timers:
+        return _processor_decoder(description, selection)
+    if selection.timers:
         raise InvalidOptionError(
             f"readRegisteredTimers is set, but a store of kind {description.kind!r} has no timers.",
             fix="remove the option.",
         )
-    table = choose_table(description, choice, {k: t for k, t in description.tables.items() if is_data(t)})
-    return VectorDecoder(description, table)
+    return _Vector(description, _selected_table(description, selection))
 
 
 # ------------------------------------------------------------------ state of the vectorised operators
@@ -198,7 +196,7 @@ def decoder(description: Description, choice: Choice) -> Decoder:
 _WINDOW_COLUMNS = ("window_start", "window_end")
 
 
-class VectorDecoder(Decoder):
+class _Vector(Decoder):
     """Decodes one table: ``key`` holds the grouping columns and the window, ``value`` all other columns.
 
     A table without other columns has no ``value``.
@@ -245,24 +243,23 @@ class VectorDecoder(Decoder):
 _Convert = Callable[[Any], Any]
 
 
-def processor_decoder(description: Description, choice: Choice) -> Decoder:
+def _processor_decoder(description: Description, selection: Selection) -> Decoder:
     """Returns the decoder of a variable, or of the timers.
 
     Raises:
         InvalidOptionError: if the store has no such variable or no timers.
     """
     registry = Registry.from_description(description)
-    if choice.timers:
+    if selection.timers:
         if TIMERS not in description.tables:
             raise InvalidOptionError(
                 "readRegisteredTimers is set, but a processor with timeMode 'None' has no timers.",
                 fix="remove the option.",
             )
         return _Timers(description, registry)
-    tables = {byte: table for byte, table in description.tables.items() if is_data(table)}
-    table = choose_table(description, choice, tables)
+    table = _selected_table(description, selection)
     variable = next(each for each in registry.variables if each.table == table)
-    if choice.flatten or variable.kind == "value":
+    if selection.flatten or variable.kind == "value":
         return _Entries(description, registry, variable)
     return _Collections(description, registry, variable)
 

@@ -1,6 +1,6 @@
 """``spark.read.format("kafka-eos-state")``: its options, and how Spark reads a store as a DataFrame.
 
-The driver plans one part per shard, and one task reads each part.
+The driver plans one read per shard, and one task does each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kafka_eos_source.state.changelog.committed import changelog_client
 from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.restore_target import ForwardingTarget
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
-from kafka_eos_source.state.reading.decode import BATCH_ROWS, Choice, decoder
+from kafka_eos_source.state.reading.decode import BATCH_ROWS, Selection, decoder
 from kafka_eos_source.state.reading.query import with_partition, with_partition_id
 from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
 from kafka_eos_source.state.reading.stores import Changelog, Cut, StoreFolder, one_store
@@ -41,7 +41,7 @@ class StateReadOptions:
         store: option ``storeName``; set unless ``state_dir`` is.
         state_dir: directory of the databases to read; None = read the changelog.
         group_id: consumer group of the query; None = the default (`identity.group_of`).
-        choice: the part of the store to read.
+        selection: the part of the store to read.
         raw: whether to return keys and values as they are stored.
         batch_id: batch that the state must be of; None = any.
         timeout_ms: limit for each wait for the brokers.
@@ -54,7 +54,7 @@ class StateReadOptions:
     store: str | None
     state_dir: str | None
     group_id: str | None
-    choice: Choice
+    selection: Selection
     raw: bool
     batch_id: int | None
     timeout_ms: int
@@ -121,7 +121,7 @@ def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
         store=values["storeName"],
         state_dir=state_dir,
         group_id=group_id,
-        choice=Choice(
+        selection=Selection(
             values["stateVarName"], values["readRegisteredTimers"], values["flattenCollectionTypes"]
         ),
         raw=values["raw"],
@@ -139,10 +139,10 @@ RAW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRead:
     """What one task reads: the database of a shard, or its changelog up to the offset in a `Cut`."""
 
-    shard: int
+    number: int
     folder: StoreFolder | None = None
     cut: Cut | None = None
 
@@ -166,11 +166,11 @@ def columns(options: StateReadOptions) -> pa.Schema:
             "columns are unknown.",
             fix="wait for the first batch of its query.",
         )
-    return _nullable(with_partition_id(decoder(description, options.choice).schema))
+    return _nullable(with_partition_id(decoder(description, options.selection).schema))
 
 
-def plan(options: StateReadOptions) -> list[Part]:
-    """Returns the parts to read, one per shard. Runs on the driver.
+def plan(options: StateReadOptions) -> list[ShardRead]:
+    """Returns what to read, one task per shard. Runs on the driver.
 
     Raises:
         InvalidOptionError: if ``batchId`` is not the newest batch.
@@ -184,18 +184,18 @@ def plan(options: StateReadOptions) -> list[Part]:
             snapshot.check_here(range(snapshot.shards))
             for state in snapshot.states.values():
                 _check_batch(options, None if state.batch is None else state.batch.batch_id)
-            return [Part(each.shard, folder=each) for each in databases if each.shard in snapshot.states]
+            return [ShardRead(each.shard, folder=each) for each in databases if each.shard in snapshot.states]
     cut = options.changelog().cut(deadline)
     _check_batch(options, cut.batch_id)
-    return [Part(shard, cut=cut) for shard in range(cut.shards)]
+    return [ShardRead(shard, cut=cut) for shard in range(cut.shards)]
 
 
-def read(options: StateReadOptions, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Reads the rows of one part. Runs in a task.
+def read(options: StateReadOptions, shard: ShardRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Reads the rows of one shard. Runs in a task.
 
     Args:
         options: options of the read.
-        part: the part to read.
+        shard: what the task reads.
         schema: columns of the batches, as `columns` returned them on the driver.
 
     Raises:
@@ -203,16 +203,16 @@ def read(options: StateReadOptions, part: Part, schema: pa.Schema) -> Iterator[p
         KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` describe.
     """
     deadline = Deadline.after_ms(options.timeout_ms)
-    with _snapshot(options, part, deadline) as snapshot:
-        for batch in _rows(options, snapshot.shard(part.shard).view):
-            yield _cast(with_partition(batch, part.shard), schema)
+    with _snapshot(options, shard, deadline) as snapshot:
+        for batch in _rows(options, snapshot.shard(shard.number).view):
+            yield _cast(with_partition(batch, shard.number), schema)
 
 
-def _snapshot(options: StateReadOptions, part: Part, deadline: Deadline) -> Snapshot:
-    if part.folder is not None:
-        return of_folders([part.folder], None, deadline)
-    assert part.cut is not None
-    return of_changelog(options.changelog(), part.cut, [part.shard], deadline)
+def _snapshot(options: StateReadOptions, shard: ShardRead, deadline: Deadline) -> Snapshot:
+    if shard.folder is not None:
+        return of_folders([shard.folder], None, deadline)
+    assert shard.cut is not None
+    return of_changelog(options.changelog(), shard.cut, [shard.number], deadline)
 
 
 def _rows(options: StateReadOptions, view: StateView) -> Iterator[pa.RecordBatch]:
@@ -226,7 +226,7 @@ def _rows(options: StateReadOptions, view: StateView) -> Iterator[pa.RecordBatch
         return
     written = view.get(META_KEY)
     if written is not None:
-        table = decoder(Description.from_json(written), options.choice)
+        table = decoder(Description.from_json(written), options.selection)
         yield from table.batches(view.range(*table.span))
 
 

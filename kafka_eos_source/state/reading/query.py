@@ -29,7 +29,7 @@ from kafka_eos_source.state import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.encoding.spark_hash import shards_of
 from kafka_eos_source.state.model import BatchRecord, ShardsBy
-from kafka_eos_source.state.reading.decode import Choice, Decoder, decoder
+from kafka_eos_source.state.reading.decode import Decoder, Selection, decoder
 from kafka_eos_source.state.reading.snapshot import ChangelogCopy, Snapshot, newest_of_changelog, of_folders
 from kafka_eos_source.state.reading.stores import Bound, Changelog, Cut, StoreFolder, check_batch, one_store
 from kafka_eos_source.state.store.overlay import Pair
@@ -90,7 +90,7 @@ class StateQuery:
         timeout_ms: int = 30_000,
     ) -> None:
         self._source = SnapshotSource(application_id, store, state_dir, kafka, snapshot_location, timeout_ms)
-        self._decoders: dict[Choice, Decoder] = {}
+        self._decoders: dict[Selection, Decoder] = {}
         self._snapshot = self._source.newest(at_least)
 
     @property
@@ -215,7 +215,7 @@ class StateQuery:
             InvalidSchemaError: if the key does not fit the grouping columns.
             StateError: if the key's shard is not on this machine.
         """
-        table = self._decoder(Choice(variable, timers, flatten))
+        table = self._decoder(Selection(variable, timers, flatten))
         if table is None:
             return
         columns = table.key_columns(key)
@@ -247,7 +247,7 @@ class StateQuery:
             InvalidSchemaError: if ``low`` or ``high`` does not fit the grouping columns.
             StateError: if a shard is not on this machine.
         """
-        table = self._decoder(Choice(variable))
+        table = self._decoder(Selection(variable))
         if table is None:
             return
         start, end = table.span
@@ -280,7 +280,7 @@ class StateQuery:
             InvalidOptionError: if there is no such variable.
             StateError: if a shard is not on this machine.
         """
-        table = self._decoder(Choice(variable, timers, flatten))
+        table = self._decoder(Selection(variable, timers, flatten))
         if table is None:
             return
         for number, view in self._views():
@@ -301,7 +301,7 @@ class StateQuery:
             InvalidOptionError: if there is no such variable.
             StateError: if a shard is not on this machine.
         """
-        table = self._decoder(Choice(variable, timers))
+        table = self._decoder(Selection(variable, timers))
         if table is None:
             return []
         newest_first = table.by_time and not timers
@@ -323,7 +323,7 @@ class StateQuery:
 
         An empty store has no columns.
         """
-        table = self._decoder(Choice(variable, timers, flatten))
+        table = self._decoder(Selection(variable, timers, flatten))
         if table is None:
             return pa.table({})
         batches = [
@@ -361,14 +361,14 @@ class StateQuery:
             return range(self.shards)
         return [int(shards_of(columns, self.shards)[0])]
 
-    def _decoder(self, choice: Choice) -> Decoder | None:
+    def _decoder(self, selection: Selection) -> Decoder | None:
         """Returns the decoder of a table; None = the store is still empty."""
-        if choice not in self._decoders:
+        if selection not in self._decoders:
             description = self.description()
             if description is None:
                 return None
-            self._decoders[choice] = decoder(description, choice)
-        return self._decoders[choice]
+            self._decoders[selection] = decoder(description, selection)
+        return self._decoders[selection]
 
     def _store_key(self, table: Decoder, key: Any) -> bytes:
         return layout.keyed(table.table, table.group_key(table.key_columns(key)))

@@ -30,7 +30,7 @@ from kafka_eos_source.state.changelog.restore_plan import Reason
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
 from kafka_eos_source.state.reading import snapshot
-from kafka_eos_source.state.reading.decode import Choice, decoder
+from kafka_eos_source.state.reading.decode import Selection, decoder
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.snapshot import ChangelogCopy, Snapshot, of_folders
 from kafka_eos_source.state.reading.stores import Changelog, folders, one_store
@@ -72,7 +72,7 @@ def values(snapshot: Snapshot) -> dict[str, int]:
         description = state.view.get(META_KEY)
         if description is None:
             continue
-        read = decoder(Description.from_json(description), Choice())
+        read = decoder(Description.from_json(description), Selection())
         for batch in read.batches(state.view.range(*read.span)):
             found |= {row["key"]["origin"]: row["value"]["flights"] for row in batch.to_pylist()}
     return found
