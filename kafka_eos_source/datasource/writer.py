@@ -154,7 +154,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
     Args:
         sink: what writes and commits.
-        packed: schema of the rows in the packed batches of the frame (`in_read.packed_frame`), else None.
+        packed: schema of the rows in the packed batches of the frame (`in_read.step`), else None.
     """
 
     def __init__(self, sink: _Sink, packed: StructType | None) -> None:

@@ -65,7 +65,7 @@ def verify(found: list[StoreFolder], changelog: Changelog, deadline: Deadline) -
         NotUpToBoundError: if a database is behind Kafka; the query updates it when it next runs on this
             machine.
         StateError: if there is no database.
-        KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` raise it.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` raise it.
     """
     if not found:
         raise StateError(

@@ -200,7 +200,7 @@ def read(options: StateReadOptions, shard: ShardRead, schema: pa.Schema) -> Iter
 
     Raises:
         InvalidSchemaError: if the store now has other columns.
-        KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` describe.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` describe.
     """
     deadline = Deadline.after_ms(options.timeout_ms)
     with _snapshot(options, shard, deadline) as snapshot:
