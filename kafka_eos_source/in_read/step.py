@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -173,7 +173,7 @@ class MapInRead(StepInRead):
     """
 
     rows: StructType
-    function: bytes | None
+    function: bytes | None = field(repr=False)  # may contain passwords, as of a schema registry
     frame: str = ""
 
     @cached_property
@@ -253,10 +253,10 @@ def only_column(
         InvalidSchemaError: if the frame has other columns as well, or the column has lost the metadata, or
             has another name: its bytes are no records.
     """
-    for field in schema.fields:
-        if field.name != name and keys[-1] in (field.metadata or {}):
+    for each in schema.fields:
+        if each.name != name and keys[-1] in (each.metadata or {}):
             raise InvalidSchemaError(
-                f"column {field.name!r} is column {name!r} of map_in_read under another name. It contains "
+                f"column {each.name!r} is column {name!r} of map_in_read under another name. It contains "
                 f"{content}, which must not be written as they are.",
                 fix=_FIX,
             )

@@ -14,7 +14,7 @@ also those without records, because time alone may fire timers and close windows
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
@@ -46,7 +46,7 @@ class OperatorInRead(StepInRead):
 
     is_operator: ClassVar[bool] = True
     result: StructType
-    processor: bytes
+    processor: bytes = field(repr=False)
     combines: bool
     record_keys: tuple[str, ...]
     store: str
