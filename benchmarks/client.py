@@ -25,7 +25,7 @@ from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import HEADERS_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 
 PARTITIONS = 4
 _BATCH = 10_000

@@ -29,8 +29,8 @@ from kafka_eos_source.state.changelog.restore import restore
 from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity
 from kafka_eos_source.state.operator.shard_store import ShardSnapshots, SnapshotUse
-from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.restored import ChangelogCopy
+from kafka_eos_source.state.reading.snapshot import ChangelogCopy
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import LocalCopy, is_due, upload
 from kafka_eos_source.state.store.rocksdb import StoreConfig

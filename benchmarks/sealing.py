@@ -23,7 +23,7 @@ from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.model import GroupOffset, StagedPart, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import SEALED
+from kafka_eos_source.spark.arrow import SEALED
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.staging import sealed_batches, sealing_plan, stage

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from integration.support.kafka import Admin, read_back
 from integration.support.reading import FORMAT, Reader, Topics, texts, values
 from kafka_eos_source import map_in_read
-from kafka_eos_source.spark.read_schema import read_schema
+from kafka_eos_source.spark.schema import read_schema
 
 SINCE_4_1 = pytest.mark.skipif(pyspark.__version__ < "4.1", reason="filter push-down came with PySpark 4.1")
 

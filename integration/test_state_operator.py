@@ -25,10 +25,8 @@ from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.operator.task import ensure_changelog
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.reading.cut import Changelog
-from kafka_eos_source.state.reading.local import folders
-from kafka_eos_source.state.reading.restored import of_changelog
-from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
+from kafka_eos_source.state.reading.snapshot import Snapshot, of_changelog, of_folders
+from kafka_eos_source.state.reading.stores import Changelog, folders
 
 ROWS, PER_BATCH, KEYS = 600, 200, 17
 SHARDS = 2

@@ -57,8 +57,8 @@ from kafka_eos_source.state.changelog.topic import CommittedShard, changelog_cli
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.encoding.layout import keyed
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
-from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.restored import ChangelogCopy, of_changelog
+from kafka_eos_source.state.reading.snapshot import ChangelogCopy, of_changelog
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
         to_registry,
         undecodable_record,
     )
-    from kafka_eos_source.spark.invalid import invalid_record, record_origin
-    from kafka_eos_source.spark.quiet import quiet_logs
-    from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
+    from kafka_eos_source.spark.schema import invalid_record, record_origin
+    from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
 
 __all__ = [
     "KafkaEosDataSource",
@@ -64,13 +63,13 @@ def register(spark: SparkSession) -> None:
 _DEFINED_IN = {
     "KafkaEosDataSource": "kafka_eos_source.datasource",
     "from_registry": "kafka_eos_source.registry.columns",
-    "invalid_record": "kafka_eos_source.spark.invalid",
+    "invalid_record": "kafka_eos_source.spark.schema",
     "local_checkpoints": "kafka_eos_source.spark.session",
     "map_in_read": "kafka_eos_source.in_read.frame",
     "observe_batches": "kafka_eos_source.observe.notebook",
-    "quiet_logs": "kafka_eos_source.spark.quiet",
+    "quiet_logs": "kafka_eos_source.spark.session",
     "recommended_settings": "kafka_eos_source.spark.session",
-    "record_origin": "kafka_eos_source.spark.invalid",
+    "record_origin": "kafka_eos_source.spark.schema",
     "registry_schema": "kafka_eos_source.registry.columns",
     "to_registry": "kafka_eos_source.registry.columns",
     "undecodable_record": "kafka_eos_source.registry.columns",

@@ -1,5 +1,5 @@
 """Found by Spark itself, as `pyspark_kafka_eos`: ``spark.read.format("kafka-eos-state")``."""
 
-from kafka_eos_source.datasource.state import KafkaEosStateDataSource as DefaultSource
+from kafka_eos_source.datasource import KafkaEosStateDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -46,9 +46,8 @@ from integration.chaos.switches import switch_off
 from integration.support.history import Record, Recorder, Send, SourceRange, Txn
 from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.options.option import SINK_IN_READ
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import staging
@@ -246,8 +245,8 @@ def _staged_in_read(sink: Mapping[str, str]) -> dict[str, str]:
     """Returns the options that `map_in_read` adds to the source."""
     columns = ReadColumns(tuple(ReadColumn(name, name) for name in _COLUMNS))
     rows = StructType([StructField(name, BinaryType()) for name in _COLUMNS])
-    step = MapInRead(columns, rows, None, uuid.uuid4().hex).to_json()
-    return {"map.in.read": step, **{f"{SINK_IN_READ}{name}": value for name, value in sink.items()}}
+    step = MapInRead(columns, rows, None, uuid.uuid4().hex).to_option()
+    return {"step.in.read": step, **{f"{SINK_IN_READ}{name}": value for name, value in sink.items()}}
 
 
 def _marked(rows: pa.RecordBatch, pattern: str) -> pa.RecordBatch:

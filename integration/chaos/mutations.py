@@ -23,7 +23,7 @@ from kafka_eos_source.commit import (
 from kafka_eos_source.commit.request import Clients, CommitContext, Decision
 from kafka_eos_source.commit.steps import Progress
 from kafka_eos_source.commit.verdict import Held, Verdict
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.producer import TransactionalProducer
@@ -138,12 +138,12 @@ def _no_report_check() -> None:
 
 def _no_dead_letters() -> None:
     """Leaves the tasks' dead letters out of the batch that the driver commits."""
-    staged_sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
+    sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
 
 
 def _dead_letters_at_once() -> None:
     """Sends dead letters before the batch, by a producer without transactions."""
-    commit = staged_sink.StagedSink.commit_micro_batch
+    commit = sink.StagedSink.commit_micro_batch
 
     def send_then_commit(self: Any, messages: Any, batch_id: int) -> None:
         parts = [each.dead_letters for each in messages if each.dead_letters is not None]
@@ -151,7 +151,7 @@ def _dead_letters_at_once() -> None:
         at_least_once.produce(replace(self.options, topic=None), staged.batches())
         commit(self, [replace(each, dead_letters=None) for each in messages], batch_id)
 
-    staged_sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
+    sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
 
 
 def _replay_offsets_afterwards() -> None:

@@ -17,7 +17,7 @@ from integration.chaos.scenario import Scenario
 from integration.support.driver import Driver
 from integration.support.kafka import read_back, values
 from kafka_eos_source.datasource import KafkaEosDataSource
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.testing.verdict import Verdict, judge
 
 #: Records whose values end so are marked as invalid.

@@ -23,7 +23,7 @@ from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.task import StreamingTask, running_task
+from kafka_eos_source.spark.worker import StreamingTask, running_task
 from kafka_eos_source.stage.staging import TaskMeter
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import SEALED, TOPIC
+from kafka_eos_source.spark.arrow import SEALED
+from kafka_eos_source.spark.schema import TOPIC
 from kafka_eos_source.stage.staging import sealed_batches
 
 _log = logging.getLogger(__name__)

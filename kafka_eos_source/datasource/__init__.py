@@ -1,17 +1,19 @@
-"""``format("kafka-eos")``: creates the readers and writers that Spark asks for, on the driver."""
+"""The formats ``kafka-eos`` and ``kafka-eos-state``: create the readers and writers that Spark asks for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kafka_eos_source import native
-from kafka_eos_source.datasource.short_errors import short_errors
+from kafka_eos_source.datasource.short_errors import short_errors, with_short_errors
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.model import FORMAT_NAME
+from kafka_eos_source.model import FORMAT_NAME, STATE_FORMAT_NAME
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_eos_source.options.checked import ReadOptions
+    from kafka_eos_source.state.reading.frames import ShardRead, StateReadOptions
 
 
 class KafkaEosDataSource(DataSource):
@@ -49,8 +52,7 @@ class KafkaEosDataSource(DataSource):
         Spark does not tell whether this is a stream or a batch read, so the options must be valid for one of
         them.
         """
-        from kafka_eos_source.options.by_table import is_for_stream_only
-        from kafka_eos_source.options.parse import parse_read
+        from kafka_eos_source.options.parse import is_for_stream_only, parse_read
         from kafka_eos_source.read.settings import schema_of
 
         try:
@@ -61,7 +63,7 @@ class KafkaEosDataSource(DataSource):
             except InvalidOptionError as batch_error:
                 raise (stream_error if is_for_stream_only(self.options) else batch_error) from None
         if options.sink is not None:
-            from kafka_eos_source.datasource.stage_in_read import StagingPlan
+            from kafka_eos_source.datasource.sink import StagingPlan
 
             StagingPlan.of(options).check()
         return schema_of(options)
@@ -119,3 +121,66 @@ class KafkaEosDataSource(DataSource):
                 ".load().",
             )
         return options
+
+
+class KafkaEosStateDataSource(DataSource):
+    """The Spark data source ``format("kafka-eos-state")``, with the columns of Spark's ``statestore`` reader.
+
+    It reads state while the query runs and after it has stopped. Spark discovers it through the module
+    ``pyspark_kafka_eos_state``. ``spark.dataSource.register(KafkaEosStateDataSource)`` works too.
+    ``docs/options.md`` lists the options; ``docs/reading-state.md`` describes what is read and how up to date
+    it is.
+    """
+
+    @short_errors
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        native.check()  # not on import: Spark only logs that, and then says that there is no such format
+
+    @classmethod
+    def name(cls) -> str:
+        return STATE_FORMAT_NAME
+
+    @short_errors
+    def schema(self) -> StructType:
+        """Returns the schema for ``load()``. Opens the store to find it, unless the option ``raw`` is set."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from kafka_eos_source.state.reading.frames import columns, parse_state_read
+
+        return from_arrow_schema(columns(parse_state_read(self.options)))
+
+    @short_errors
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from kafka_eos_source.state.reading.frames import parse_state_read
+
+        return _StateReader(parse_state_read(self.options), schema)
+
+
+class _ShardPartition(InputPartition):
+    """One shard, read by one task."""
+
+    def __init__(self, shard: ShardRead) -> None:
+        super().__init__(None)
+        self.shard = shard
+
+
+class _StateReader(DataSourceReader):
+    def __init__(self, options: StateReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    @short_errors
+    def partitions(self) -> Sequence[InputPartition]:
+        from kafka_eos_source.state.reading.frames import plan
+
+        return [_ShardPartition(shard) for shard in plan(self._options)]
+
+    @short_errors
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from kafka_eos_source.state.reading.frames import read
+
+        assert isinstance(partition, _ShardPartition)
+        return with_short_errors(read(self._options, partition.shard, to_arrow_schema(self._schema)))

@@ -20,7 +20,7 @@ from kafka_eos_source.spark.worker import task_begins
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+    from kafka_eos_source.datasource.sink import StagingPlan, StagingTask
     from kafka_eos_source.model import ShardRanges
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.planner import Planning
@@ -97,12 +97,9 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         self._staging: StagingPlan | None = None
         self._operator: OperatorInRead | None = None
         if options.operator is not None:
-            from kafka_eos_source.read.steps import operator_step
-
-            assert options.step_in_read is not None
-            self._operator = operator_step(options.step_in_read[1])
+            self._operator = cast("OperatorInRead", self._task_read.step)
         if options.sink is not None:  # most reads do not need the module
-            from kafka_eos_source.datasource.stage_in_read import StagingPlan
+            from kafka_eos_source.datasource.sink import StagingPlan
 
             self._staging = StagingPlan.of(options)
 

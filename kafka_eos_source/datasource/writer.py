@@ -21,13 +21,17 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kafka_eos_source.datasource.commit_message import CommitMessage, of_every_task, of_successful_tasks
 from kafka_eos_source.datasource.short_errors import short_errors
-from kafka_eos_source.datasource.staged_runs import is_staged_in_read
-from kafka_eos_source.datasource.staged_sink import StagedSink, sink_columns
+from kafka_eos_source.datasource.sink import (
+    CommitMessage,
+    StagedSink,
+    of_every_task,
+    of_successful_tasks,
+    sink_columns,
+)
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.in_read.packed_frame import packed_batches_of, schema_of_packed_rows, unpack
-from kafka_eos_source.in_read.staged_frame import staged_frame
+from kafka_eos_source.in_read.staged import is_staged_in_read, staged_frame
+from kafka_eos_source.in_read.step import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
@@ -149,7 +153,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
     Args:
         sink: what writes and commits.
-        packed: schema of the rows in the packed batches of the frame (`in_read.packed_frame`), else None.
+        packed: schema of the rows in the packed batches of the frame (`in_read.step`), else None.
     """
 
     def __init__(self, sink: _Sink, packed: StructType | None) -> None:

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read.mapping import ArrowFunction
+from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
 from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
 from kafka_eos_source.registry.records import Decoding, Encoding
-from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE, arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
 
 #: Columns of the source that say where and when a record was written.
 _ORIGIN = tuple(ORIGIN_TYPE.names)
@@ -64,10 +65,10 @@ class RegistryColumns:
 
         result: Iterable[Any] = decoded() if self.function is None else self.function(decoded())
         if not isinstance(result, Iterable):
-            raise _no_batch(result)
+            raise no_batches(result)
         for batch in result:
             if not isinstance(batch, pa.RecordBatch):
-                raise _no_batch(batch)
+                raise no_batches(batch)
             yield from _taken(undecodable)
             for name in self.encodes:
                 if name not in batch.schema.names:
@@ -250,11 +251,3 @@ def _same(column: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_binary(column.type) and pa.types.is_string(type_):
         return column.view(type_)  # like Spark's cast, without a check that the bytes are UTF-8
     return pa.nulls(len(column), type_)
-
-
-def _no_batch(found: object) -> InvalidRecordError:
-    return InvalidRecordError(
-        f"the function of map_in_read returned a {type(found).__name__}; expected an iterable of "
-        "pyarrow.RecordBatch.",
-        fix="yield record batches; for a table, yield from table.to_batches().",
-    )

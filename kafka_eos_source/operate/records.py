@@ -24,7 +24,7 @@ from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.spark.schema import STAGED_ARROW
+from kafka_eos_source.spark.arrow import STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000
 #: How long brokers may be silent during a read.

@@ -30,7 +30,7 @@ from kafka_eos_source.operate.replay_targets import Targets
 from kafka_eos_source.protocol.records import without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
-from kafka_eos_source.spark.schema import STAGED_ARROW
+from kafka_eos_source.spark.arrow import STAGED_ARROW
 from kafka_eos_source.stage.row_rules import size_of, with_small_batches
 
 #: Columns of a record that the producer sends.

@@ -71,7 +71,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, next_stage
 from kafka_eos_source.state.changelog.recovery import MAX_AGE
-from kafka_eos_source.state.reading.cut import Cut
+from kafka_eos_source.state.reading.stores import Cut
 
 _log = logging.getLogger(__name__)
 

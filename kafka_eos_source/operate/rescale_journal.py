@@ -17,7 +17,7 @@ from kafka_eos_source.errors import ChangelogError
 from kafka_eos_source.observe import wording
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.state.changelog.move import Move
-from kafka_eos_source.state.reading.cut import Cut
+from kafka_eos_source.state.reading.stores import Cut
 
 #: Key of the record in partition 0 of the copy with the entries that belong to no key.
 NOTES_KEY = b"\x00kafka-eos-rescale"

@@ -32,8 +32,8 @@ from kafka_eos_source.state.changelog.restore import ForwardingTarget, restore
 from kafka_eos_source.state.changelog.topic import changelog_client
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchRecord, Owner, encode_batch, record_of
-from kafka_eos_source.state.reading.cut import Changelog, Cut
 from kafka_eos_source.state.reading.frames import described
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 
 #: A slice ends when it has lasted this long, or holds this much; it exceeds a limit by one chunk at most.
 SLICE_SECONDS = 10.0

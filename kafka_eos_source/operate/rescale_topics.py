@@ -16,7 +16,7 @@ from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.state.changelog.move import Move, MoveState, Stage, begin_move, cannot_move, next_stage
 from kafka_eos_source.state.changelog.topic import changelog_name, read_tail
 from kafka_eos_source.state.model import Owner, foreign_state, record_of
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 
 _log = logging.getLogger(__name__)
 

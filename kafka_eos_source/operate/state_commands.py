@@ -25,7 +25,7 @@ from kafka_eos_source.runtime.commands import JSON, print_json
 if TYPE_CHECKING:
     from kafka_eos_source.operate.rescale_journal import Progress
     from kafka_eos_source.operate.target import Target
-    from kafka_eos_source.state.reading.cut import Changelog
+    from kafka_eos_source.state.reading.stores import Changelog
 
 _APPLICATION = click.option("--application-id", metavar="ID", help="The query's option application.id.")
 _STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
@@ -215,7 +215,7 @@ def verify(
     Exit code: 0 = identical; 3 = different.
     """
     from kafka_eos_source.operate import state_verify, state_view, view
-    from kafka_eos_source.state.reading.local import folders
+    from kafka_eos_source.state.reading.stores import folders
 
     changelog = _changelog(options, store)
     root = require_option("--state-dir", state_dir)
@@ -346,7 +346,7 @@ def _changelog(
 ) -> Changelog:
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.runtime.file_systems import file_system
-    from kafka_eos_source.state.reading.cut import Changelog
+    from kafka_eos_source.state.reading.stores import Changelog
 
     if snapshot_location is not None:
         file_system(snapshot_location)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state.reading.as_text import text
+from kafka_eos_source.state.reading.live import text
 from kafka_eos_source.state.reading.query import StateQuery
 
 

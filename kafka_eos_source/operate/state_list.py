@@ -13,7 +13,7 @@ from kafka_eos_source.operate.cluster import MetadataReader
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
-from kafka_eos_source.state.reading.local import StoreFolder, folders
+from kafka_eos_source.state.reading.stores import StoreFolder, folders
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 

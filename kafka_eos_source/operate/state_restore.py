@@ -22,7 +22,7 @@ from kafka_eos_source.state.operator.shard_store import (
     bring_to_batch,
     open_shard_store,
 )
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 

@@ -9,10 +9,8 @@ from itertools import islice
 
 from kafka_eos_source.errors import StateError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.reading.cut import Changelog, Cut
-from kafka_eos_source.state.reading.local import StoreFolder
-from kafka_eos_source.state.reading.restored import of_changelog
-from kafka_eos_source.state.reading.snapshot import of_folders
+from kafka_eos_source.state.reading.snapshot import of_changelog, of_folders
+from kafka_eos_source.state.reading.stores import Changelog, Cut, StoreFolder
 from kafka_eos_source.state.store.overlay import Pair
 
 #: How many differences of a shard are kept for display.
@@ -67,7 +65,7 @@ def verify(found: list[StoreFolder], changelog: Changelog, deadline: Deadline) -
         NotUpToBoundError: if a database is behind Kafka; the query updates it when it next runs on this
             machine.
         StateError: if there is no database.
-        KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` raise it.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` raise it.
     """
     if not found:
         raise StateError(

@@ -12,8 +12,8 @@ from kafka_eos_source.operate.state_restore import RestoredShard
 from kafka_eos_source.operate.state_verify import Verified
 from kafka_eos_source.operate.view import table_of
 from kafka_eos_source.runtime.commands import json_text
-from kafka_eos_source.state.reading.as_text import flat, text
-from kafka_eos_source.state.reading.cut import Cut
+from kafka_eos_source.state.reading.live import flat, text
+from kafka_eos_source.state.reading.stores import Cut
 
 
 def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:

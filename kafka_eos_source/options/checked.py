@@ -6,17 +6,78 @@ import the option tables.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.option_values import OTHERS
 from kafka_eos_source.secrets import Secrets
 
 if TYPE_CHECKING:
-    from kafka_eos_source.model import TopicPartition
-    from kafka_eos_source.options.bounds import Bound, Subscription
     from kafka_eos_source.sinks.specs import SinkSpec
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Topics or partitions to read.
+
+    Attributes:
+        kind: name of the option that was set: ``subscribe``, ``subscribePattern`` or ``assign``.
+        topics: value of ``subscribe``.
+        pattern: value of ``subscribePattern``.
+        partitions: value of ``assign``.
+    """
+
+    kind: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    partitions: tuple[TopicPartition, ...] = ()
+
+    def __str__(self) -> str:
+        """Returns what is read, for people."""
+        if self.kind == "subscribePattern":
+            return f"topics that match {self.pattern}"
+        return ", ".join(self.topics or sorted({tp.topic for tp in self.partitions}))
+
+    def has_topic(self, topic: str) -> bool:
+        """Returns whether the subscription can include partitions of the topic."""
+        if self.kind == "subscribePattern":
+            return re.search(self.pattern, topic) is not None
+        return topic in (self.topics or {tp.topic for tp in self.partitions})
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Returns whether the subscription includes the partition if it exists."""
+        return tp in self.partitions if self.kind == "assign" else self.has_topic(tp.topic)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a read starts or stops.
+
+    Attributes:
+        kind: ``earliest``, ``latest``, ``group``, ``offsets``, ``timestamps`` or ``timestamp``.
+        offsets: offset per partition; -1 = latest, -2 = earliest (kind ``offsets``).
+        topic_defaults: offset for all partitions of a topic; ``*`` = all topics that are not named.
+        timestamps_ms: time per partition (kind ``timestamps``).
+        timestamp_ms: time for all partitions (kind ``timestamp``).
+        no_match: what to do if no record is at or after the time: ``error`` or ``latest``.
+        option: name of the option that sets this bound.
+    """
+
+    kind: str
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    topic_defaults: Mapping[str, int] = field(default_factory=dict)
+    timestamps_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    timestamp_ms: int | None = None
+    no_match: str = "error"
+    option: str = field(default="startingOffsets", compare=False)
+
+    def default_of(self, topic: str) -> int | None:
+        """Returns the offset for unnamed partitions of the topic; None if they must be named."""
+        return self.topic_defaults.get(topic, self.topic_defaults.get(OTHERS))
 
 
 @dataclass(frozen=True)
@@ -24,9 +85,10 @@ class ReadOptions:
     """Checked options of a source; fields are named after the options.
 
     ``kafka`` contains librdkafka properties of a consumer, without ``group.id``. It may contain passwords and
-    is therefore excluded from the repr. ``sink`` contains the options of the sink for which the tasks stage
-    their rows; None if they do not. ``operator`` contains the options of the stateful operator that the tasks
-    run, as the user set them; None if they run none.
+    is therefore excluded from the repr. ``step_in_read`` contains a step of the query for the tasks to run
+    (`in_read.step.step_in_read` returns it); None if there is none. ``sink`` contains the options of the sink
+    for which the tasks stage their rows; None if they do not. ``operator`` contains the options of the
+    stateful operator that the tasks run, as the user set them; None if they run none.
     """
 
     subscription: Subscription
@@ -47,7 +109,7 @@ class ReadOptions:
     most_decompressed_bytes: int
     include_headers: bool
     columns: tuple[str, ...] | None
-    step_in_read: tuple[str, str] | None
+    step_in_read: str | None
     isolation_level: str
     application_id: str | None
     group_id: str | None

@@ -1,12 +1,16 @@
 """Parses the options that Spark passes to a source or sink, and checks what they mean together.
 
-This runs on the driver and contacts no broker. `options.table` declares the options, and `options.by_table`
-parses each of them.
+It runs on the driver and contacts no broker. `options.table` declares the options. `parse_table` parses each
+of them by itself; `parse_read` and `parse_write` check what they mean together, as `state` does for the
+options of operators and of reads of state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyspark
@@ -15,30 +19,24 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.kafka import config
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.options import bounds as option_bounds
-from kafka_eos_source.options.bounds import Bound, Subscription
-from kafka_eos_source.options.by_table import parse_table, take_group_id
-from kafka_eos_source.options.checked import ReadOptions, WriteOptions
-from kafka_eos_source.options.option import (
+from kafka_eos_source.options.checked import Bound, ReadOptions, Subscription, WriteOptions
+from kafka_eos_source.options.table import (
     BATCH_READ,
     BATCH_WRITE,
+    BY_NAME,
+    ISOLATION_LEVELS,
     OPERATOR_IN_READ,
+    OPTIONS,
+    READ,
     SINK_IN_READ,
-    STEPS_IN_READ,
+    STEP_IN_READ,
     STREAM_READ,
     STREAM_WRITE,
+    WRITE,
+    Option,
 )
-from kafka_eos_source.options.table import ISOLATION_LEVELS
 from kafka_eos_source.protocol.records import MOST_DECOMPRESSED
 from kafka_eos_source.sinks import sink_options, specs
-
-__all__ = [
-    "Bound",
-    "Subscription",
-    "parse_read",
-    "parse_sink_in_read",
-    "parse_write",
-]
 
 
 def parse_read(
@@ -59,16 +57,14 @@ def parse_read(
         raise values.invalid(
             "minOffsetsPerTrigger", str(minimum), f"at most the value of 'maxOffsetsPerTrigger', {maximum}"
         )
-    subscription = option_bounds.subscription(found)
-    starting = option_bounds.starting(
-        found, streaming=streaming, has_group=bool(group_id or found["application.id"])
-    )
-    ending = option_bounds.ending(found)
+    subscription = _subscription(found)
+    starting = _starting(found, streaming=streaming, has_group=bool(group_id or found["application.id"]))
+    ending = _ending(found)
     columns = found["columns"]
     if not streaming:  # a stream with a checkpoint ignores its starting options
         for bound in (starting, ending):
-            option_bounds.check_names(subscription, bound)
-        option_bounds.check_order(starting, ending)
+            _check_names(subscription, bound)
+        _check_order(starting, ending)
     return ReadOptions(
         subscription=subscription,
         starting=starting,
@@ -88,7 +84,7 @@ def parse_read(
         most_decompressed_bytes=found[MOST_DECOMPRESSED],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
-        step_in_read=_step_in_read(found),
+        step_in_read=found[STEP_IN_READ],
         isolation_level=isolation_level,
         application_id=found["application.id"],
         group_id=group_id,
@@ -98,7 +94,7 @@ def parse_read(
         push_filters=found["pushFilters"],
         kafka=config.check_consumer(kafka),
         sink=_sink_in_read(options, found),
-        operator=_operator_in_read(options, found),
+        operator=_of_step(options, found, OPERATOR_IN_READ),
     )
 
 
@@ -242,17 +238,6 @@ def _needs_exactly_once(option: str) -> InvalidOptionError:
     )
 
 
-def _step_in_read(found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns the option that carries a step for the read tasks (`read.steps`), and its value."""
-    steps = [(name, found[name]) for name in STEPS_IN_READ if found[name] is not None]
-    if len(steps) > 1:
-        both = " and ".join(repr(name) for name, _ in steps)
-        raise InvalidOptionError(
-            f"the options {both} are both set; expected at most one of them.", fix="keep one of them."
-        )
-    return steps[0] if steps else None
-
-
 def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
     """Returns the checked options of a sink for which reading tasks stage their rows.
 
@@ -277,39 +262,25 @@ def parse_sink_in_read(options: Mapping[str, str]) -> WriteOptions:
 
 def _sink_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> WriteOptions | None:
     """Returns the options of the sink that the source carries (``write=`` of `map_in_read`), or None."""
-    prefixed = _with_prefix(options, SINK_IN_READ)
-    if not prefixed:
-        return None
-    if found["map.in.read"] is None:
-        raise InvalidOptionError(
-            f"options with the prefix {SINK_IN_READ!r} are set, but 'map.in.read' is not.",
-            fix="let map_in_read set them: map_in_read(frame, …, write={…}).",
-        )
-    return parse_sink_in_read(prefixed)
+    stated = _of_step(options, found, SINK_IN_READ)
+    return None if stated is None else parse_sink_in_read(stated)
 
 
-def _operator_in_read(options: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, str] | None:
-    """Returns the options of the stateful operator that the source carries, or None.
-
-    `state.options.parse_state` checks them.
+def _of_step(options: Mapping[str, str], found: Mapping[str, Any], prefix: str) -> dict[str, str] | None:
+    """Returns the options that the source carries for its step, without their prefix; None if there are none.
 
     Raises:
-        InvalidOptionError: if there are options without an operator.
+        InvalidOptionError: if there are options without a step.
     """
-    prefixed = _with_prefix(options, OPERATOR_IN_READ)
-    if found["operator.in.read"] is None:
-        if prefixed:
-            raise InvalidOptionError(
-                f"options with the prefix {OPERATOR_IN_READ!r} are set, but 'operator.in.read' is not.",
-                fix="let the stateful operator set them: shards='partitions'.",
-            )
-        return None
-    return prefixed
-
-
-def _with_prefix(options: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Returns the options whose name begins with a prefix, without it."""
-    return {name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)}
+    stated = {
+        name[len(prefix) :]: value for name, value in options.items() if name.lower().startswith(prefix)
+    }
+    if stated and found[STEP_IN_READ] is None:
+        raise InvalidOptionError(
+            f"options with the prefix {prefix!r} are set, but {STEP_IN_READ!r} is not.",
+            fix="let map_in_read (write=) or the stateful operator (shards='partitions') set them.",
+        )
+    return stated or None
 
 
 def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, str]) -> str:
@@ -329,3 +300,376 @@ def _isolation_level(options: Mapping[str, str], found: str, kafka: dict[str, st
             fix="keep one of them.",
         )
     return level
+
+
+# ------------------------------------------------------------------ what to read, from where to where
+
+
+def _subscription(values_of: Mapping[str, Any]) -> Subscription:
+    """Returns the subscription from the one of its three options that is set.
+
+    Raises:
+        InvalidOptionError: if none of the options is set, or more than one.
+    """
+    names = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in names if values_of[name] is not None]
+    if not given:
+        raise InvalidOptionError(
+            f"no topic to read: expected exactly one of the options {', '.join(names)}, but none is set.",
+            fix="set .option('subscribe', 'topic').",
+        )
+    if len(given) > 1:
+        raise InvalidOptionError(
+            f"the options {' and '.join(map(repr, given))} are set together; expected exactly one of "
+            f"{', '.join(names)}.",
+            fix="keep one of them. To read several topics, use a list 'a,b' or a pattern 'a|b'.",
+        )
+    kind = given[0]
+    value = values_of[kind]
+    return Subscription(
+        kind,
+        topics=value if kind == "subscribe" else (),
+        pattern=value if kind == "subscribePattern" else "",
+        partitions=value if kind == "assign" else (),
+    )
+
+
+def _starting(values_of: Mapping[str, Any], *, streaming: bool, has_group: bool) -> Bound:
+    """Returns where a query without a checkpoint starts.
+
+    As in Spark, ``startingTimestamp`` takes precedence over ``startingOffsetsByTimestamp``, and that over
+    ``startingOffsets``.
+
+    Args:
+        values_of: value of each option.
+        streaming: whether the read is a stream.
+        has_group: whether a consumer group is known, for ``startingOffsets=group``.
+
+    Raises:
+        InvalidOptionError: if the offsets are malformed or a read cannot start there.
+    """
+    no_match = values_of["startingOffsetsByTimestampStrategy"]
+    if values_of["startingTimestamp"] is not None:
+        return Bound(
+            "timestamp",
+            timestamp_ms=values_of["startingTimestamp"],
+            no_match=no_match,
+            option="startingTimestamp",
+        )
+    if values_of["startingOffsetsByTimestamp"] is not None:
+        return Bound(
+            "timestamps",
+            timestamps_ms=values_of["startingOffsetsByTimestamp"],
+            no_match=no_match,
+            option="startingOffsetsByTimestamp",
+        )
+    bound = _offsets(
+        "startingOffsets",
+        values_of["startingOffsets"] or ("latest" if streaming else "earliest"),
+        ("earliest", "latest", "group") if streaming else ("earliest", "group"),
+    )
+    if bound.kind == "group" and not has_group:
+        raise values.invalid(
+            "startingOffsets",
+            "group",
+            "a consumer group to be set as well",
+            "set 'kafka.group.id' or 'application.id'.",
+        )
+    if not streaming and values.LATEST in (*bound.offsets.values(), *bound.topic_defaults.values()):
+        raise values.invalid(
+            "startingOffsets",
+            values_of["startingOffsets"],
+            "offsets other than -1 (latest), with which a batch read would be empty",
+            "set an offset, or -2 for the earliest one.",
+        )
+    return bound
+
+
+def _ending(values_of: Mapping[str, Any]) -> Bound:
+    """Returns where a batch read stops.
+
+    Raises:
+        InvalidOptionError: if the offsets are malformed or a read cannot stop there.
+    """
+    if values_of["endingTimestamp"] is not None:
+        return Bound(
+            "timestamp",
+            timestamp_ms=values_of["endingTimestamp"],
+            no_match="latest",
+            option="endingTimestamp",
+        )
+    if values_of["endingOffsetsByTimestamp"] is not None:
+        return Bound(
+            "timestamps",
+            timestamps_ms=values_of["endingOffsetsByTimestamp"],
+            no_match="latest",
+            option="endingOffsetsByTimestamp",
+        )
+    bound = _offsets("endingOffsets", values_of["endingOffsets"] or "latest", ("latest",))
+    if values.EARLIEST in (*bound.offsets.values(), *bound.topic_defaults.values()):
+        raise values.invalid(
+            "endingOffsets",
+            values_of["endingOffsets"],
+            "offsets other than -2 (earliest), with which nothing would be read",
+            "set an offset, or -1 for the latest one.",
+        )
+    return bound
+
+
+def _offsets(name: str, value: str, words: Iterable[str]) -> Bound:
+    if value.strip().lower() in words:
+        return Bound(value.strip().lower(), option=name)
+    if not value.strip().startswith("{"):
+        raise values.invalid(name, value, f"{', '.join(words)} or JSON such as " + '{"topic":{"0":23}}')
+    by_partition, by_topic = values.offsets(name, value)
+    return Bound("offsets", offsets=by_partition, topic_defaults=by_topic, option=name)
+
+
+def _check_names(what: Subscription, bound: Bound) -> None:
+    """Checks that a bound names the topics and partitions of the subscription, without asking a broker.
+
+    Only batch reads are checked here. A stream checks its start when it uses it, which it does not do if
+    there is a checkpoint.
+
+    Raises:
+        InvalidOptionError: if the bound names anything else, or leaves a topic or partition out.
+    """
+    if bound.kind not in ("offsets", "timestamps"):
+        return
+    named = set(bound.offsets) | set(bound.timestamps_ms)
+    topics = {tp.topic for tp in named} | {each for each in bound.topic_defaults if each != values.OTHERS}
+    for topic in sorted(topics):
+        if not what.has_topic(topic):
+            raise InvalidOptionError(
+                f"option {bound.option!r} names the topic {topic!r}, which option {what.kind!r} does not "
+                "include.",
+                fix=f"remove the topic from {bound.option!r}, or add it to {what.kind!r}.",
+            )
+    missing = [each for each in what.topics if each not in topics and bound.default_of(each) is None]
+    if missing:
+        raise InvalidOptionError(
+            f"option {bound.option!r} names no partition of {', '.join(map(repr, missing))}; expected all "
+            "partitions of every topic to read.",
+            fix=f"add the missing partitions. {_COMPLETE}",
+        )
+    wanted = {tp for tp in what.partitions if tp in named or bound.default_of(tp.topic) is None}
+    if what.kind == "assign" and named != wanted:
+        shown = [", ".join(str(tp) for tp in sorted(each)) or "none" for each in (named, wanted)]
+        raise InvalidOptionError(
+            f"option {bound.option!r} names the partitions {shown[0]}, but option 'assign' has {shown[1]}.",
+            fix=f"name the same partitions in both options. {_COMPLETE}",
+        )
+
+
+_COMPLETE = (
+    'In offsets, {"topic":"earliest"} covers a whole topic, and {"*":"latest"} all topics that are not named.'
+)
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """Checks that no partition starts after its end, as far as the options alone show that.
+
+    The planner finds the other cases when it knows the offsets of the partitions.
+
+    Raises:
+        InvalidOptionError: if a partition starts after its end, or only one option names it; the equivalent
+            of Spark's ``UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET``.
+    """
+    named = (set(start.offsets), set(end.offsets))
+    if start.kind == end.kind == "offsets" and not (start.topic_defaults or end.topic_defaults):
+        lone = sorted(named[0] ^ named[1])
+        if lone:
+            raise InvalidOptionError(
+                f"only one of the options {start.option!r} and {end.option!r} names the partition(s) "
+                f"{', '.join(map(str, lone))}; expected both to name them.",
+                fix=f"name the same partitions in both options. {_COMPLETE}",
+            )
+    pairs = [
+        *((str(tp), at, end.offsets.get(tp)) for tp, at in start.offsets.items()),
+        *((str(tp), at, end.timestamps_ms.get(tp)) for tp, at in start.timestamps_ms.items()),
+        *(
+            [("every partition", start.timestamp_ms, end.timestamp_ms)]
+            if start.timestamp_ms is not None
+            else []
+        ),
+    ]
+    for what, starts, ends in pairs:
+        if ends is not None and 0 <= ends < starts:
+            raise InvalidOptionError(
+                f"option {start.option!r} starts {what} at {starts}, but option {end.option!r} ends it at "
+                f"{ends}.",
+                fix="set an end that is not before the start.",
+            )
+
+
+# ------------------------------------------------------------------ one option by itself
+
+_log = logging.getLogger(__name__)
+
+
+#: Options that Spark adds for every format; they have no meaning here.
+_SPARK_OPTIONS = frozenset({"path", "paths"})
+
+
+#: Prefixes of the options of asynchronous progress tracking. With it, a repeated batch may read other
+#: offsets.
+_ASYNCHRONOUS = ("asyncprogresstracking", "_asyncprogresstracking")
+
+
+def _check_pyspark(option: Option, running: str) -> None:
+    """Checks that the running PySpark has the interfaces that an option needs.
+
+    Raises:
+        InvalidOptionError: if it is too old.
+    """
+    have, need = (tuple(int(n) for n in re.findall("[0-9]+", each)[:2]) for each in (running, option.since))
+    if have < need:
+        raise InvalidOptionError(
+            f"option {option.name!r} requires PySpark {option.since} or newer; this is PySpark {running}.",
+            fix=f"upgrade PySpark, or remove {option.name!r}.",
+        )
+
+
+def is_for_stream_only(options: Iterable[str]) -> bool:
+    """Returns whether one of these option names has an effect only on a stream read."""
+    return any(BY_NAME[name.lower()].where == (STREAM_READ,) for name in options if name.lower() in BY_NAME)
+
+
+def parse_table(
+    options: Mapping[str, str],
+    where: str,
+    pyspark_version: str = pyspark.__version__,
+    *,
+    needs_brokers: bool = True,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Parses all options.
+
+    Args:
+        options: as Spark passes them.
+        where: kind of read or write, such as `table.STREAM_READ`.
+        pyspark_version: version of the running PySpark.
+        needs_brokers: whether ``kafka.bootstrap.servers`` is required.
+
+    Returns:
+        The value of every option in the table, by name, and the ``kafka.*`` options without that prefix.
+
+    Raises:
+        InvalidOptionError: if an option is unknown, malformed, missing, not for this kind of read or write,
+            or needs a newer PySpark.
+    """
+    found = {option.name: option.default for option in OPTIONS}
+    keys: dict[str, str] = {}  # the spelling in `options` of each name in lower case
+    kafka: dict[str, str] = {}
+    for key, value in options.items():
+        name = key.lower()
+        if options[keys.get(name, key)] != value:
+            raise InvalidOptionError(
+                f"options {keys[name]!r} and {key!r} are the same option with two different values: option "
+                "names are not case-sensitive.",
+                fix="keep one of them.",
+            )
+        keys[name] = key
+        if name.startswith("kafka.") and name != "kafka.":
+            kafka[name.removeprefix("kafka.")] = str(value)
+        elif name.startswith(sink_options.PREFIX) and where == STREAM_WRITE:
+            continue  # `registry.parse` checks it
+        elif name.startswith(SINK_IN_READ) and where == STREAM_READ:
+            continue  # `parse_sink_in_read` checks it
+        elif name.startswith(OPERATOR_IN_READ) and where == STREAM_READ:
+            continue  # `parse_state` checks it
+        elif name in BY_NAME:
+            option = BY_NAME[name]
+            parsed = _parse_where_allowed(option, str(value), where)
+            if option.since and parsed != option.default:
+                _check_pyspark(option, pyspark_version)
+            if where in option.where:
+                found[option.name] = parsed
+            elif option.where == (STREAM_READ,):
+                _log.warning("option %r has no effect on a %s (as in Spark)", option.name, where)
+        elif not _is_ignored(name, str(value)):
+            raise _unknown(key, str(value), where)
+    if needs_brokers and not has_brokers(kafka):
+        raise InvalidOptionError(
+            "option 'kafka.bootstrap.servers' is missing; expected host:port, or several separated by "
+            "commas.",
+            fix="set .option('kafka.bootstrap.servers', 'host:9092').",
+        )
+    return found, kafka
+
+
+def has_brokers(kafka: Mapping[str, str]) -> bool:
+    """Returns whether the ``kafka.*`` options (without prefix) name at least one broker."""
+    return any(kafka.get(name, "").strip() for name in ("bootstrap.servers", "metadata.broker.list"))
+
+
+def _parse_where_allowed(option: Option, value: str, where: str) -> Any:
+    """Returns the value of an option that this kind of read or write accepts.
+
+    Raises:
+        InvalidOptionError: if it does not accept the option, or the value is malformed.
+    """
+    if where not in (*option.where, *option.idle):
+        raise InvalidOptionError(
+            f"option {option.name!r} (value {value!r}) cannot be used for a {where}, only for a "
+            f"{' or '.join(option.where)}.",
+            fix=f"{option.instead or _other_place(option, where)}.",
+        )
+    return option.parse(option.name, value)
+
+
+def _other_place(option: Option, where: str) -> str:
+    if set(option.where) <= set(WRITE) and where in READ:
+        return "set it on the sink (df.writeStream or df.write)"
+    if set(option.where) <= set(READ) and where in WRITE:
+        return "set it on the source (spark.readStream or spark.read)"
+    return "remove it"
+
+
+def _is_ignored(name: str, value: str) -> bool:
+    """Returns whether this is an option of Spark that has no meaning here.
+
+    Raises:
+        InvalidOptionError: if it is an option of Spark that breaks exactly-once.
+    """
+    if name.startswith(_ASYNCHRONOUS):
+        if name.endswith("enabled") and value.strip().lower() == "false":
+            return True
+        raise InvalidOptionError(
+            f"option {name!r} (value {value!r}) cannot be used: with asynchronous progress tracking, a "
+            "repeated batch may read other offsets, which breaks exactly-once.",
+            fix="remove it.",
+        )
+    return name in _SPARK_OPTIONS or name.startswith("__")
+
+
+def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
+    """Returns the error for an unknown option, with similar names.
+
+    It shows the value only if all similar names are options of this package. Otherwise the value may be a
+    password.
+    """
+    name = key.lower()
+    bare = name.partition(".")[2]
+    if config.is_known(name):
+        near = [f"kafka.{name}"]
+    elif config.is_known(bare):
+        near = [f"kafka.{bare}"]
+    else:
+        here = {option.name.lower(): option.name for option in OPTIONS if where in option.where}
+        here["kafka.bootstrap.servers"] = "kafka.bootstrap.servers"
+        near = [here[each] for each in difflib.get_close_matches(name, here, n=2, cutoff=0.6)]
+    showable = bool(near) and all(each.lower() in BY_NAME for each in near) and not config.is_secret(name)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return InvalidOptionError(
+        f"unknown option {key!r}{f' (value {value!r})' if showable else ''}.{hint}",
+        fix="correct the name, or remove the option; docs/options.md lists all options.",
+    )
+
+
+def take_group_id(kafka: dict[str, str]) -> str | None:
+    """Removes ``group.id`` from the ``kafka.*`` options and returns it; None if it is not set.
+
+    The package passes the group to its clients itself, so it is not one of the user's client properties.
+    """
+    value = kafka.pop("group.id", None)
+    return None if value is None else values.text("kafka.group.id", value)

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.model import Epochs, GroupOffset, LogEnd, OffsetRange, Offsets, TopicPartition
 from kafka_eos_source.option_values import EARLIEST, LATEST
-from kafka_eos_source.options.bounds import Bound
-from kafka_eos_source.options.checked import ReadOptions
+from kafka_eos_source.options.checked import Bound, ReadOptions
 from kafka_eos_source.plan.continuity import (
     Loss,
     cut_logs,

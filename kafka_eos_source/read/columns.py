@@ -17,7 +17,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import Block, KernelMessages
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.spark.schema import HEADERS_ARROW, read_arrow_schema
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, read_arrow_schema
 
 #: The largest timestamp, in ms, that fits Spark's 64-bit microseconds.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000

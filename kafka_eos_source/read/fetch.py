@@ -22,7 +22,7 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.protocol.records import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 from kafka_eos_source.spark.worker import cycle_collection_paused
 
 if TYPE_CHECKING:

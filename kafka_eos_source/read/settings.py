@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.spark.read_schema import read_schema
+from kafka_eos_source.spark.schema import read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -21,14 +21,16 @@ def schema_of(options: ReadOptions) -> StructType:
     """
     if options.step_in_read is None:
         return read_schema(options.include_headers, options.columns)
+    from kafka_eos_source.in_read.step import MapInRead, step_in_read
+
+    step = step_in_read(options)
     if options.sink is not None:
-        from kafka_eos_source.in_read.staged_frame import staged_frame_schema
-        from kafka_eos_source.read.steps import map_step
+        from kafka_eos_source.in_read.staged import staged_frame_schema
 
-        return staged_frame_schema(map_step(options.step_in_read[1]).rows, options.sink)
-    from kafka_eos_source.read.steps import declared
-
-    return declared(*options.step_in_read).schema
+        assert isinstance(step, MapInRead)
+        return staged_frame_schema(step.rows, options.sink)
+    assert step is not None
+    return step.schema
 
 
 def task_read(options: ReadOptions) -> TaskRead:
@@ -39,10 +41,13 @@ def task_read(options: ReadOptions) -> TaskRead:
     """
     from kafka_eos_source.protocol.records import MOST_DECOMPRESSED
     from kafka_eos_source.read.fetch import ReadSettings
-    from kafka_eos_source.read.steps import declared
     from kafka_eos_source.read.task import TaskRead
 
-    step_in_read = options.step_in_read
+    step = None
+    if options.step_in_read is not None:  # most reads do not need the module
+        from kafka_eos_source.in_read.step import step_in_read
+
+        step = step_in_read(options)
     settings = ReadSettings(
         conf={
             **options.kafka,
@@ -50,7 +55,7 @@ def task_read(options: ReadOptions) -> TaskRead:
             MOST_DECOMPRESSED: str(options.most_decompressed_bytes),
         },
         include_headers=options.include_headers,
-        columns=options.columns if step_in_read is None else declared(*step_in_read).columns.of_source,
+        columns=options.columns if step is None else step.columns.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
         skip_damaged=options.skip_damaged,
@@ -60,4 +65,4 @@ def task_read(options: ReadOptions) -> TaskRead:
         from kafka_eos_source.state.options import parse_state
 
         operator = parse_state(options.operator)
-    return TaskRead(settings, step_in_read, operator)
+    return TaskRead(settings, step, operator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -12,7 +12,10 @@ from kafka_eos_source.model import OffsetRange, ShardRanges
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
 if TYPE_CHECKING:
+    from kafka_eos_source.in_read.step import MapInRead, StepInRead
+    from kafka_eos_source.state.operator.in_read import OperatorInRead
     from kafka_eos_source.state.options import StateOptions
+    from kafka_eos_source.state.vector.in_read import AggregateInRead
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,12 @@ class TaskRead:
 
     Attributes:
         settings: settings of the read.
-        step: name and value of an option with a step (`read.steps`); None leaves the rows unchanged.
+        step: what the tasks run on what they read; None leaves the rows unchanged.
         operator: options of the stateful operator; None if the step is no operator.
     """
 
     settings: ReadSettings
-    step: tuple[str, str] | None = None
+    step: StepInRead | None = None
     operator: StateOptions | None = None
 
     def __call__(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
@@ -34,9 +37,7 @@ class TaskRead:
         rows = read_ranges(self.settings, ranges)
         if self.step is None:
             return rows
-        from kafka_eos_source.read.steps import step  # most reads do not need it
-
-        return step(*self.step)(rows)
+        return cast("MapInRead | AggregateInRead", self.step)(rows)
 
     def shards(self, shards: Sequence[ShardRanges]) -> Iterator[pa.RecordBatch]:
         """Runs the stateful operator for shards, one after the other; returns Arrow batches for Spark.
@@ -44,12 +45,10 @@ class TaskRead:
         Each batch begins with another shard: a process uploads one snapshot at a time, so that a later shard
         may find it busy.
         """
-        from kafka_eos_source.read.steps import operator_step
-        from kafka_eos_source.spark.task import running_task
+        from kafka_eos_source.spark.worker import running_task
 
-        assert self.step is not None
         assert self.operator is not None
-        step = operator_step(self.step[1])
+        step = cast("OperatorInRead", self.step)
         task = running_task()
         first = int(task.batch_id or 0) % len(shards) if task is not None else 0
         for shard, ranges in (*shards[first:], *shards[:first]):
@@ -63,7 +62,4 @@ class TaskRead:
         """
         if not ranges:
             return iter(())
-        from kafka_eos_source.read.steps import map_step
-
-        assert self.step is not None
-        return map_step(self.step[1]).mapped(read_ranges(self.settings, ranges))
+        return cast("MapInRead", self.step).mapped(read_ranges(self.settings, ranges))

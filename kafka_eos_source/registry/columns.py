@@ -16,8 +16,8 @@ from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Converted, Schema, SchemaFormat
 from kafka_eos_source.registry.records import Decoding, Encoding
-from kafka_eos_source.spark.invalid import invalid_record
-from kafka_eos_source.spark.schema import arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.spark.schema import invalid_record
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -3,7 +3,8 @@
 No other module of the package unpickles anything. Unpickling an option adds no risk: a person who can set the
 options of a query can also name a class as a sink, and so run any code. Rows are another matter, because
 data of strangers may get into a column by accident. So a row is unpickled only if it was signed with the key
-of its batch and sink (`read_reports`), which no record contains. The key is no secret of the query's authors.
+of its batch and sink (`datasource.sink`), which no record contains. The key is no secret of the query's
+authors.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pyspark import cloudpickle
 from kafka_eos_source.errors import InvalidOptionError
 
 
-def to_option(value: object, what: str, *, fix: str) -> str:
-    """Returns an object as text for an option. Uses cloudpickle, which also pickles functions of a script.
+def to_bytes(value: object, what: str, *, fix: str) -> bytes:
+    """Returns an object as bytes. Uses cloudpickle, which also pickles functions of a script.
 
     Args:
         value: the object.
@@ -31,14 +32,24 @@ def to_option(value: object, what: str, *, fix: str) -> str:
         InvalidOptionError: if the object cannot be pickled.
     """
     try:
-        return base64.b64encode(cloudpickle.dumps(value)).decode()  # type: ignore[no-untyped-call]
+        return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise InvalidOptionError(f"{what} cannot be pickled: {error}.", fix=fix) from error
 
 
+def from_bytes(pickled: bytes) -> Any:
+    """Returns the object that `to_bytes` wrote."""
+    return pickle.loads(pickled)
+
+
+def to_option(value: object, what: str, *, fix: str) -> str:
+    """Returns an object as text for an option; takes the arguments and raises the errors of `to_bytes`."""
+    return base64.b64encode(to_bytes(value, what, fix=fix)).decode()
+
+
 def from_option(text: str) -> Any:
     """Returns the object that `to_option` wrote."""
-    return pickle.loads(base64.b64decode(text))
+    return from_bytes(base64.b64decode(text))
 
 
 _MAC_BYTES = 32

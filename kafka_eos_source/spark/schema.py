@@ -1,18 +1,19 @@
-"""Arrow schema of the source, schemas of the sink, and the check of a frame to write.
+"""Spark's schemas of the source and the sink, and the columns that tell the sink about invalid rows.
 
-The rules of the sink are those of Spark's own connector (``KafkaWriter.validateQuery``): column names are
-case-sensitive, the first of several columns with the same name counts, and other columns are ignored.
+The schema of the source is that of Spark's own connector (``KafkaRecordToRowConverter.kafkaSchema``), so that
+a query only has to change the name of the format. The rules of the sink are those of Spark's own connector
+too (``KafkaWriter.validateQuery``): column names are case-sensitive, the first of several columns with the
+same name counts, and other columns are ignored.
+
+This module does not import PyArrow, which takes 0.1 s, because the process in which Spark asks for the schema
+does not need it.
 """
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark.errors import PySparkTypeError
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,13 +26,41 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packing import CHANGELOG
-from kafka_eos_source.spark import read_schema
+from kafka_eos_source.errors import InvalidSchemaError
 
-KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = read_schema.NAMES
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
-HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+#: Names of the columns that the source and the sink have in common. The sink stages them in this order.
+NAMES = ("key", "value", "topic", "partition", "headers", "timestamp")
+KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = NAMES
+
+
+def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
+    """Returns the schema of the source. All columns are nullable.
+
+    Args:
+        include_headers: whether it has the column ``headers``.
+        columns: names of the requested columns, in order; None = all.
+    """
+    fields = [
+        StructField(KEY, BinaryType()),
+        StructField(VALUE, BinaryType()),
+        StructField(TOPIC, StringType()),
+        StructField(PARTITION, IntegerType()),
+        StructField("offset", LongType()),
+        StructField(TIMESTAMP, TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+    if include_headers:
+        fields.append(StructField(HEADERS, HEADERS_TYPE))
+    if columns is not None:
+        by_name = {field.name: field for field in fields}
+        fields = [by_name[name] for name in columns]
+    return StructType(fields)
+
 
 #: Column that marks rows of a frame as invalid: null = valid; else why not, as text or as `INVALID_TYPE`.
 INVALID = "kafka_eos_invalid"
@@ -52,50 +81,6 @@ INVALID_TYPE = StructType(
 ORIGIN = "kafka_eos_origin"
 ORIGIN_TYPE = StructType(
     [field for field in INVALID_TYPE.fields if field.name not in ("error", "message", "holds")]
-)
-
-#: Staged column with state changes of operators (`CHANGELOG` in the frame).
-CHANGES = "changelog"
-
-#: Column of staged parts with sealed record batches (`stage.sealing`); the other columns of such a row are
-#: null, but for the partition.
-SEALED = "sealed"
-
-
-@lru_cache(maxsize=16)
-def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
-    """Returns `read_schema.read_schema` as the Arrow schema that PySpark expects of a reader's batches.
-
-    Timestamps are in microseconds in UTC, as in ``pyspark.sql.pandas.types.to_arrow_type``.
-    """
-    fields = [
-        pa.field(KEY, pa.binary()),
-        pa.field(VALUE, pa.binary()),
-        pa.field(TOPIC, pa.string()),
-        pa.field(PARTITION, pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-    ]
-    if include_headers:
-        fields.append(pa.field(HEADERS, HEADERS_ARROW))
-    schema = pa.schema(fields)
-    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
-
-
-#: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
-#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packing`), and its other
-#: columns are null.
-STAGED_ARROW = pa.schema(
-    [
-        pa.field(KEY, pa.binary()),
-        pa.field(VALUE, pa.binary()),
-        pa.field(TOPIC, pa.string()),
-        pa.field(PARTITION, pa.int32()),
-        pa.field(HEADERS, HEADERS_ARROW),
-        pa.field(TIMESTAMP, pa.int64()),
-        pa.field(CHANGES, pa.binary()),
-    ]
 )
 
 
@@ -129,6 +114,8 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
     Raises:
         InvalidSchemaError: if a column is missing or has the wrong type.
     """
+    from kafka_eos_source.protocol.packing import CHANGELOG  # imports PyArrow
+
     position: dict[str, int] = {}
     for index, field in enumerate(schema.fields):
         position.setdefault(field.name, index)
@@ -246,6 +233,8 @@ def only_changelog(schema: StructType) -> SinkColumns:
         InvalidSchemaError: if the column with state changes has the wrong type, or rows are marked as invalid
             and have no value.
     """
+    from kafka_eos_source.protocol.packing import CHANGELOG  # imports PyArrow
+
     position = schema.names.index(CHANGELOG) if CHANGELOG in schema.names else None
     if position is not None and not isinstance(found := schema.fields[position].dataType, BinaryType):
         raise InvalidSchemaError(
@@ -283,60 +272,6 @@ def _of_dead_letters(schema: StructType) -> dict[str, int]:
     }
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Returns the Arrow schema of a writer's batches: timestamps in UTC, every field nullable.
-
-    Raises:
-        InvalidSchemaError: if Arrow has no equivalent of a type.
-    """
-    known = inspect.signature(to_arrow_schema).parameters
-    zone = {"timezone": "UTC"} if "timezone" in known else {"timestamp_utc": True}  # until PySpark 4.1
-    try:
-        found = to_arrow_schema(schema, **zone)
-    except PySparkTypeError as error:
-        raise InvalidSchemaError(
-            f"the frame has a column whose type Arrow cannot represent: {error}.",
-            fix="cast the column, or exclude it with sink.<name>.columns.",
-        ) from error
-    return pa.schema([field.with_nullable(True) for field in found])
-
-
-def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
-    """Returns a batch with its columns in the order and with the types of a schema.
-
-    Spark and users' functions may produce another variant of a type, such as large strings, or timestamps in
-    the time zone of the session.
-
-    Args:
-        batch: its columns are matched by name. Columns that fit are not copied.
-        schema: the schema of the result.
-        origin: who made the batch and how, for errors, such as "the function returned".
-
-    Raises:
-        InvalidRecordError: if the batch has other columns, or a value does not fit its type.
-    """
-    if batch.schema.equals(schema):
-        return batch
-    if sorted(batch.schema.names) != sorted(schema.names):
-        raise InvalidRecordError(
-            f"{origin} a batch with the columns {', '.join(batch.schema.names)}; expected the columns of its "
-            f"schema, {', '.join(schema.names)}.",
-            fix="declare the schema that the batches have.",
-        )
-    columns = []
-    for field in schema:
-        found = batch.column(field.name)
-        try:
-            columns.append(found if found.type.equals(field.type) else found.cast(field.type))
-        except pa.ArrowException as error:
-            raise InvalidRecordError(
-                f"{origin} column {field.name!r} with type {found.type}, which cannot be cast to "
-                f"{field.type}, its type in the schema: {error}.",
-                fix="cast the column where the batch is made, or correct the schema.",
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 def _check_headers(found: DataType) -> None:
     """Checks the type of the column `headers`. As in Spark, letter case and nullability do not matter.
 
@@ -355,3 +290,44 @@ def _check_headers(found: DataType) -> None:
             "expected array<struct<key:string,value:binary>>.",
             fix="create it with array(struct('k' AS key, CAST(v AS BINARY) AS value)).",
         )
+
+
+def invalid_record(condition: Column | str, message: Column | str, error: str = "InvalidRecord") -> Column:
+    """Returns the column ``kafka_eos_invalid``, which marks rows for the option ``onInvalidRecord``.
+
+    The column also names where the row was read, so the frame must still have the source's columns ``topic``,
+    ``partition``, ``offset`` and ``timestamp``. Key and value of a marked row must be those of the record
+    that was read, because ``kafka-eos dead-letters replay`` sends them to that topic again::
+
+        frame.select("key", "value", invalid_record("parsed IS NULL", "the value is not JSON"))
+
+    Args:
+        condition: which rows are invalid, as a column or as SQL. Null counts as false.
+        message: why, as text, or as a column of strings.
+        error: class of the error, for people who look for dead letters of one kind.
+    """
+    from pyspark.sql import functions as f
+
+    when = f.expr(condition) if isinstance(condition, str) else condition
+    why = f.lit(message) if isinstance(message, str) else message
+    mark = f.struct(
+        f.lit(error).alias("error"),
+        why.cast("string").alias("message"),
+        *(f.col(name) for name in ORIGIN_TYPE.names),
+        f.lit(None).cast("string").alias("holds"),  # the record that was read
+    )
+    return f.when(when, mark).alias(INVALID)
+
+
+def record_origin() -> Column:
+    """Returns the column ``kafka_eos_origin``: where the record was read from which the row is made.
+
+    If a row breaks a rule of the sink and becomes a dead letter, the letter then names that record, as that
+    of a row which `invalid_record` marks does. Add the column where the frame still has the source's columns
+    ``topic``, ``partition``, ``offset`` and ``timestamp``, and keep it::
+
+        frame.select("key", upper("value").alias("value"), record_origin())
+    """
+    from pyspark.sql import functions as f
+
+    return f.struct(*(f.col(name) for name in ORIGIN_TYPE.names)).alias(ORIGIN)

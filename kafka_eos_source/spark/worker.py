@@ -1,4 +1,4 @@
-"""Tunes PySpark's worker processes, so that small tasks start and end quickly."""
+"""Tunes Spark's Python workers, so that small tasks start and end quickly; tells which task a worker runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark import TaskContext
 
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -90,3 +93,37 @@ def cycle_collection_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass(frozen=True)
+class StreamingTask:
+    """A running task. Outside of a streaming query, the ids are "".
+
+    Attributes:
+        query_id: id of the query in the checkpoint, the same in every run.
+        batch_id: id of the micro-batch, as text.
+        run_id: id of this run of the query.
+        partition: number of the task in its stage.
+    """
+
+    query_id: str
+    batch_id: str
+    run_id: str
+    partition: int = 0
+
+
+def running_task() -> StreamingTask | None:
+    """Returns the task that this process runs; None if it runs no task, as on the driver."""
+    context = TaskContext.get()
+    if context is None:
+        return None
+
+    def local_property(name: str) -> str:
+        return context.getLocalProperty(name) or ""
+
+    return StreamingTask(
+        query_id=local_property("sql.streaming.queryId"),
+        batch_id=local_property("streaming.sql.batchId"),
+        run_id=local_property("spark.jobGroup.id"),
+        partition=context.partitionId(),
+    )

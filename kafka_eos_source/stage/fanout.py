@@ -17,7 +17,8 @@ from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
-from kafka_eos_source.spark.schema import INVALID, ORIGIN, arrow_schema, fit
+from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.spark.schema import INVALID, ORIGIN
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts
 

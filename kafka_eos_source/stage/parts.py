@@ -10,7 +10,8 @@ import pyarrow as pa
 from kafka_eos_source.errors import StagedPartError, StateLostError
 from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packing import CHANGELOG, packets
-from kafka_eos_source.spark.schema import CHANGES, PARTITION, SEALED
+from kafka_eos_source.spark.arrow import CHANGES, SEALED
+from kafka_eos_source.spark.schema import PARTITION
 from kafka_eos_source.stage.files import RESTART, LocalCopies, StagingFolder
 from kafka_eos_source.stage.staging import is_sealed, records_in
 from kafka_eos_source.state.model import BatchRecord, Owner, encode_batch

@@ -20,15 +20,13 @@ from pyspark.sql.types import TimestampType
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import StagedPart, TaskFigures
 from kafka_eos_source.protocol import records
+from kafka_eos_source.spark.arrow import CHANGES, HEADERS_ARROW, STAGED_ARROW
 from kafka_eos_source.spark.schema import (
-    CHANGES,
     HEADERS,
-    HEADERS_ARROW,
     INVALID,
     INVALID_TYPE,
     KEY,
     PARTITION,
-    STAGED_ARROW,
     TIMESTAMP,
     TOPIC,
     VALUE,

@@ -31,7 +31,8 @@ from kafka_eos_source.protocol.packing import packets
 from kafka_eos_source.protocol.records import records_of
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import CHANGES, HEADERS, KEY, PARTITION, SEALED, TOPIC, VALUE
+from kafka_eos_source.spark.arrow import CHANGES, SEALED
+from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TOPIC, VALUE
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.kafka import config
-from kafka_eos_source.options.by_table import parse_table, take_group_id
-from kafka_eos_source.options.option import OPERATOR
+from kafka_eos_source.options.parse import parse_table, take_group_id
+from kafka_eos_source.options.table import OPERATOR
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.spark.schema import fit
+from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.state.encoding.binary import Ints
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.model import BatchContext

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kafka_eos_source.commit import at_least_once, identity_file, machine, micro_batch, two_phase
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
 from kafka_eos_source.model import GroupOffset, OffsetRange, Offsets, TopicPartition
@@ -23,7 +23,7 @@ from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import identity
 from kafka_eos_source.protocol.token import Mark
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage import staging
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.operator import shard as shard_module
@@ -96,7 +96,7 @@ def state_options(options: Mapping[str, str]) -> Any:
 def task(query_id: str, batch_id: str, run_id: str, partition: int) -> Iterator[None]:
     """Sets the Spark task that is running."""
     running = StreamingTask(query_id, batch_id, run_id, partition)
-    with patch.object(staged_sink, "_task", lambda: running):
+    with patch.object(sink, "_task", lambda: running):
         yield
 
 

@@ -14,13 +14,12 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.commit.report_checks import check_staged_reads
-from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+from kafka_eos_source.datasource.sink import StagingPlan, StagingTask
 from kafka_eos_source.errors import DataLossError, StagedPartError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.model import StagedRead
-from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_sink_in_read
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.plan.source import SourcePlan
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition
 from tests.plan.source_cluster import A0, B0, Cluster, over_the_wire, plan, read_options
@@ -127,9 +126,9 @@ def test_a_restart_that_accepts_losses_commits_a_batch_that_was_planned_without(
 
 
 def test_the_plan_of_a_source_knows_whether_the_source_accepts_losses(tmp_path: Path) -> None:
-    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_option()
     sink = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
-    stated = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()} | {"map.in.read": step}
+    stated = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()} | {"step.in.read": step}
     for text, lossy in (("false", True), ("true", False)):
         options = read_options(failOnDataLoss=text, **stated)
         assert StagingPlan.of(options)._lossy is lossy

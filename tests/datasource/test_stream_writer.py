@@ -14,10 +14,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.commit import at_least_once, micro_batch
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
-from kafka_eos_source.datasource.commit_message import CommitMessage
-from kafka_eos_source.datasource.staged_sink import StagedSink
+from kafka_eos_source.datasource.sink import CommitMessage, StagedSink
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.observe import background
@@ -28,7 +27,7 @@ from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
@@ -40,7 +39,7 @@ Sink = Callable[[str], StagedSink]
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     """Returns a sink in a task that sees another folder than the driver, with rows that fit into messages."""
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,
@@ -207,7 +206,7 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another writer commits: what that one finds in the log may be the plan of another driver."""
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "1", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "1", "r"))
     monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     reported: list[Any] = []
     monkeypatch.setattr(micro_batch, "commit_micro_batch", lambda *given: reported.append(given[6]))

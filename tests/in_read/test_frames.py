@@ -15,14 +15,15 @@ from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import at_least_once, two_phase
-from kafka_eos_source.datasource import staged_sink
+from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read import packed_frame
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.in_read.packed_frame import (
+from kafka_eos_source.in_read import step
+from kafka_eos_source.in_read.step import (
     PACKED,
+    MapInRead,
+    ReadColumn,
+    ReadColumns,
     pack,
     packed_batches_of,
     packed_frame_schema,
@@ -31,9 +32,9 @@ from kafka_eos_source.in_read.packed_frame import (
 )
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.read.settings import schema_of, task_read
-from kafka_eos_source.spark.pickled import to_option
-from kafka_eos_source.spark.schema import arrow_schema, read_arrow_schema
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.arrow import arrow_schema, read_arrow_schema
+from kafka_eos_source.spark.pickled import to_bytes, to_option
+from kafka_eos_source.spark.worker import StreamingTask
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
 
@@ -68,7 +69,7 @@ def test_packing_and_unpacking_batches_keeps_all_rows(
 ) -> None:
     """Rows stay the same however many packed batches Spark puts into one batch, and whatever their size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_frame, "PACKED_BATCH_BYTES", size_bytes)
+        patch.setattr(step, "PACKED_BATCH_BYTES", size_bytes)
         packed_batches = list(pack(rows, ROWS))
     if together and packed_batches:
         (whole,) = pa.Table.from_batches(packed_batches).combine_chunks().to_batches()
@@ -162,7 +163,7 @@ def short_words(rows: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 def test_a_function_is_called_with_the_columns_of_the_frame() -> None:
     out = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
-    step = MapInRead.from_json(MapInRead(COLUMNS, out, to_option(short_words, "", fix="")).to_json())
+    step = MapInRead(COLUMNS, out, to_bytes(short_words, "", fix=""))
     assert step.columns.of_source == ("value", "key")
     source = read_arrow_schema(False, step.columns.of_source)
     read = [
@@ -185,12 +186,15 @@ def test_without_a_function_rows_are_unchanged() -> None:
 
 
 def test_the_option_describes_the_whole_step_to_the_read() -> None:
-    written = MapInRead(COLUMNS, ROWS, to_option(short_words, "", fix="")).to_json()
-    options = parse_read({**READ, "map.in.read": written}, streaming=True)
+    step = MapInRead(COLUMNS, ROWS, to_bytes(short_words, "", fix=""))
+    assert step.schema
+    options = parse_read({**READ, "step.in.read": step.to_option()}, streaming=True)
     assert schema_of(options) == packed_frame_schema(ROWS)
     read = task_read(options)
     assert read.settings.columns == ("value", "key")
-    assert read.step == ("map.in.read", written)
+    assert read.step == step
+    assert "short_words" not in repr(read), "what is pickled may contain passwords"
+    assert vars(read.step).keys() == {"columns", "rows", "function", "frame"}, "computed values do not travel"
 
 
 @pytest.mark.parametrize(
@@ -199,20 +203,28 @@ def test_the_option_describes_the_whole_step_to_the_read() -> None:
         "x",
         "[]",
         "{}",
-        json.dumps({"columns": [["k", "nope", False]], "rows": ROWS.jsonValue(), "function": None}),
-        json.dumps({"columns": [["k"]], "rows": ROWS.jsonValue(), "function": None}),
-        json.dumps({"columns": [], "rows": "struct", "function": None}),
+        "AAAA",
+        to_option(7, "", fix=""),
+        MapInRead(ReadColumns((ReadColumn("k", "nope"),)), ROWS, None).to_option(),
     ],
 )
 def test_a_handwritten_option_is_refused_on_the_driver(written: str) -> None:
-    options = parse_read({**READ, "map.in.read": written}, streaming=True)
-    with pytest.raises(InvalidOptionError, match=r"map\.in\.read"):
+    options = parse_read({**READ, "step.in.read": written}, streaming=True)
+    with pytest.raises(InvalidOptionError, match=r"'step\.in\.read' has the value"):
         schema_of(options)
 
 
-def test_two_steps_in_one_read_are_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="are both set"):
-        parse_read({**READ, "map.in.read": "{}", "aggregate.in.read": "{}"}, streaming=True)
+def test_the_driver_does_not_unpickle_the_function() -> None:
+    step = MapInRead(COLUMNS, ROWS, b"no pickle")
+    options = parse_read({**READ, "step.in.read": step.to_option()}, streaming=True)
+    assert task_read(options).step == step
+
+
+def test_options_of_an_operator_with_a_step_that_is_none_are_refused() -> None:
+    step = {"step.in.read": MapInRead(COLUMNS, ROWS, None).to_option()}
+    options = parse_read({**READ, **step, "step.in.read.operator.application.id": "a"}, streaming=True)
+    with pytest.raises(InvalidOptionError, match="belong to another step"):
+        schema_of(options)
 
 
 def test_a_function_that_cannot_be_pickled_is_refused() -> None:
@@ -230,7 +242,7 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
 def test_the_sink_stages_the_rows_in_packed_batches(
     as_rows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     if as_rows:
         monkeypatch.setattr(stream_writer, "_StreamArrowWriter", None)
@@ -255,7 +267,7 @@ def test_the_sink_stages_the_rows_in_packed_batches(
 def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     monkeypatch.setattr(two_phase, "cluster_id", lambda *_, **__: "cluster")
     options = parse_write(

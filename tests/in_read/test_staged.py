@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from kafka_eos_source.commit import at_least_once, micro_batch
-from kafka_eos_source.datasource import KafkaEosDataSource, stage_in_read, staged_runs, staged_sink, writer
-from kafka_eos_source.datasource.stage_in_read import StagingPlan, StagingTask
+from kafka_eos_source.datasource import KafkaEosDataSource, sink, writer
+from kafka_eos_source.datasource.sink import StagingPlan, StagingTask
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidRecordError,
@@ -28,21 +28,21 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.mapping import MapInRead
-from kafka_eos_source.in_read.packed_frame import packed_frame_schema
-from kafka_eos_source.in_read.staged_frame import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read import staged
+from kafka_eos_source.in_read.staged import STAGED, staged_frame, staged_frame_schema
+from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, packed_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.options.option import SINK_IN_READ
 from kafka_eos_source.options.parse import parse_read, parse_sink_in_read, parse_write
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
 from kafka_eos_source.secrets import bare_url
-from kafka_eos_source.spark.pickled import to_option
-from kafka_eos_source.spark.schema import INVALID, arrow_schema
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.spark.pickled import to_bytes
+from kafka_eos_source.spark.schema import INVALID
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage import row_rules, staging
 from kafka_eos_source.stage.row_rules import RecordLimits
 
@@ -70,8 +70,8 @@ class Query:
         }
         self.plan_batch(0, END)
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
-        monkeypatch.setattr(stage_in_read, "running_task", lambda: self.task)
-        monkeypatch.setattr(staged_sink, "running_task", lambda: self.task)
+        monkeypatch.setattr(sink, "running_task", lambda: self.task)
+        monkeypatch.setattr(sink, "running_task", lambda: self.task)
         monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
 
     def plan_batch(self, batch_id: int, end: SourcePosition) -> None:
@@ -198,8 +198,8 @@ def _with_a_last_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 def test_the_function_is_not_called_for_a_batch_of_which_nothing_is_left() -> None:
     """Without ``write=``, such a batch has no task, and so the function adds no row."""
     columns = ReadColumns((ReadColumn("key", "key"), ReadColumn("value", "value")))
-    step = MapInRead(columns, ROWS, to_option(_with_a_last_row, "it", fix=""), "frame").to_json()
-    read = TaskRead(ReadSettings(conf={}), ("map.in.read", step))
+    step = MapInRead(columns, ROWS, to_bytes(_with_a_last_row, "it", fix=""), "frame")
+    read = TaskRead(ReadSettings(conf={}), step)
     assert list(read.mapped(())) == []
 
 
@@ -263,7 +263,7 @@ def test_the_driver_asks_before_the_tasks_are_pickled(query: Query, monkeypatch:
     for module, name in (
         (row_rules, "record_limits"),
         (staging, "sealing_plan"),
-        (staged_sink.offset_log, "newest"),
+        (sink.offset_log, "newest"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, unreachable)
@@ -456,10 +456,10 @@ def test_each_option_of_the_sink_keeps_its_name_as_an_option_of_the_source(
     )
     assert made[f"{SINK_IN_READ}kafka.ssl.key.password"] == SECRET
     assert made[f"{SINK_IN_READ}includeTimestamp"] == "true"
-    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("value", "value"),)), ROWS, None, "frame").to_option()
     # Spark may change the case of names
     options = parse_read(
-        {**READ, "map.in.read": step, **{name.lower(): v for name, v in made.items()}}, streaming=True
+        {**READ, "step.in.read": step, **{name.lower(): v for name, v in made.items()}}, streaming=True
     )
     assert options.sink == parse_write(
         {**query.sink, "kafka.ssl.key.password": SECRET, "includeTimestamp": "true"}, streaming=True
@@ -505,16 +505,16 @@ def test_a_batch_read_cannot_be_staged(query: Query) -> None:
 
 
 def test_options_of_a_sink_without_a_function_are_refused(query: Query) -> None:
-    with pytest.raises(InvalidOptionError, match=r"'map\.in\.read' is not"):
+    with pytest.raises(InvalidOptionError, match=r"'step\.in\.read' is not"):
         parse_read({**READ, f"{SINK_IN_READ}topic": "out"}, streaming=True)
 
 
 def test_columns_that_the_sink_cannot_write_are_refused_when_the_frame_is_made(query: Query) -> None:
     only_key = StructType([StructField("key", BinaryType())])
-    step = MapInRead(ReadColumns((ReadColumn("key", "key"),)), only_key, None, "frame").to_json()
+    step = MapInRead(ReadColumns((ReadColumn("key", "key"),)), only_key, None, "frame").to_option()
     sink = {f"{SINK_IN_READ}{name}": value for name, value in query.sink.items()}
     with pytest.raises(InvalidSchemaError, match="the frame has no column 'value'"):
-        KafkaEosDataSource({**READ, "map.in.read": step, **sink}).schema()
+        KafkaEosDataSource({**READ, "step.in.read": step, **sink}).schema()
 
 
 @pytest.mark.parametrize(
@@ -551,7 +551,7 @@ def test_a_frame_that_was_computed_from_reports_is_refused(
     query: Query, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expressions drop the metadata of a column, so only the run tells the sink about them."""
-    monkeypatch.setattr(staged_runs, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(staged, "_PATIENCE_SECONDS", 0.0)
     cast = StructType([StructField("value", StringType())])
     options = parse_write({**query.sink, "processing.guarantee": guarantee}, streaming=True)
     plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)

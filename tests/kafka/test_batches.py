@@ -19,7 +19,7 @@ from kafka_eos_source.kafka.batches import EncodedBatch, Encoder, next_sequence
 from kafka_eos_source.kafka.connection import _JOINED_BYTES, _SHORT_BYTES, _joined
 from kafka_eos_source.kafka.kernel import PARTITIONERS, Rows
 from kafka_eos_source.kafka.messages import produce_body
-from kafka_eos_source.spark.schema import HEADERS_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 
 KERNEL = kernel.kernel()
 

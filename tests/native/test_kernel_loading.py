@@ -17,8 +17,7 @@ from click.testing import CliRunner
 import kafka_eos_source
 from kafka_eos_source import native
 from kafka_eos_source.cli import main
-from kafka_eos_source.datasource import KafkaEosDataSource
-from kafka_eos_source.datasource.state import KafkaEosStateDataSource
+from kafka_eos_source.datasource import KafkaEosDataSource, KafkaEosStateDataSource
 from kafka_eos_source.errors import KernelUnavailableError
 from kafka_eos_source.operate.exit_codes import ExitCode
 

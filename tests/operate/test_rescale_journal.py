@@ -21,7 +21,7 @@ from kafka_eos_source.operate.rescale_topics import kept_deletes, unkept_deletes
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.reading.cut import Cut
+from kafka_eos_source.state.reading.stores import Cut
 
 CUT = Cut("app", "counts", "t", "id", 2, {0: 5, 1: 9}, {0: BatchRecord("q", 3, "a"), 1: None})
 TOKEN = Token("app", "query", "run", 7, 7, "start", "end", 12, transaction_number=2)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.options.by_table import is_for_stream_only
-from kafka_eos_source.options.docs import documentation
-from kafka_eos_source.options.parse import Bound, Subscription, parse_read, parse_write
+from kafka_eos_source.options.__main__ import documentation
+from kafka_eos_source.options.checked import Bound, Subscription
+from kafka_eos_source.options.parse import is_for_stream_only, parse_read, parse_write
 from kafka_eos_source.options.table import OPTIONS
 from tests import ROOT
 
@@ -240,7 +240,7 @@ INVALID_READS: list[tuple[bool, dict[str, str], str]] = [
     (True, {"columns": "key,valeu"}, "some of the columns key, value, topic"),
     (True, {"columns": "key, KEY"}, "each at most once"),
     (True, {"columns": ","}, "some of the columns"),
-    (False, {"aggregate.in.read": "{}"}, "cannot be used for a batch read"),
+    (False, {"step.in.read": "{}"}, "cannot be used for a batch read"),
     (True, {"isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"kafka.isolation.level": "zzz"}, "read_committed or read_uncommitted"),
     (True, {"topic": "x"}, "cannot be used for a stream read"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from kafka_eos_source.options.parse import Bound
+from kafka_eos_source.options.checked import Bound
 from kafka_eos_source.plan.continuity import data_loss, reconcile
 from kafka_eos_source.plan.source import BrokerOffsets, resolve, times
 from kafka_eos_source.plan.split import (

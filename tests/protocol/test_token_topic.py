@@ -23,7 +23,7 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import token_topics
 from kafka_eos_source.protocol.token import Token, TokenRecord, record_batch, tombstone_batch
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import STAGED_ARROW
+from kafka_eos_source.spark.arrow import STAGED_ARROW
 from tests.support.fetched_log import Batch, Record, decoded
 
 NAME, APP = "tokens", "orders"

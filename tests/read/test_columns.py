@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.read import columns
 from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, Run, record_batch
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 from tests.support.fetched_log import Batch, Headers, Record, decoded
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import folders, logs
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder, file_name
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import location_of_batch_writes
 from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.options import parse_state

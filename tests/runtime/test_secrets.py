@@ -17,8 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kafka_eos_source.commit.micro_batch import KafkaClients
-from kafka_eos_source.datasource.commit_message import CommitMessage
 from kafka_eos_source.datasource.reader import stream_reader
+from kafka_eos_source.datasource.sink import CommitMessage
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source import option_values
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, OperatorError, SinkFailedError
-from kafka_eos_source.in_read.staged_frame import described
+from kafka_eos_source.in_read.staged import described
 from kafka_eos_source.kafka.schema_registry import SchemaRegistry
 from kafka_eos_source.kafka.tokens import Tokens
 from kafka_eos_source.observe.exporters import exposition, queries_of_host

@@ -33,12 +33,12 @@ source = KafkaEosDataSource({_OPTIONS!r})
 pickle.dumps(source.streamReader(source.schema()))
 """
 _PLAN_WRITE = """
-from kafka_eos_source.commit import at_least_once
+from kafka_eos_source.commit import direct
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
 _CLIENTS = """
-from kafka_eos_source.kafka import fetch, producer
+from kafka_eos_source.kafka import consumer, producer
 from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
@@ -47,12 +47,12 @@ import pickle
 from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
-from kafka_eos_source.datasource import staged_sink, writer
+from kafka_eos_source.datasource import sink, writer
 from kafka_eos_source.spark.schema import check_frame
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.staging import SealingPlan
-staged_sink.running_task = lambda: StreamingTask("q", "0", "r")
+sink.running_task = lambda: StreamingTask("q", "0", "r")
 frame = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 columns = check_frame(frame, topic_option="out", include_timestamp=False)
 folder = StagingFolder.at(str(Path.cwd() / "staging"))
@@ -61,9 +61,9 @@ data = pa.py_buffer(b"abc")
 ends = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in range(4)))
 column = pa.Array.from_buffers(pa.binary(), 3, [None, ends, data])
 batch = pa.RecordBatch.from_arrays([column, column], names=["key", "value"])
-sink = staged_sink.StagedSink(options, columns, folder, "write")
-sink.__dict__["sealing"] = SealingPlan("out", 1, 10**6, 10**6, 10**6)  # the driver pickles it to the task
-part = sink.write_frame([batch]).part
+staged = sink.StagedSink(options, columns, folder, "write")
+staged.__dict__["sealing"] = SealingPlan("out", 1, 10**6, 10**6, 10**6)  # the driver pickles it to the task
+part = staged.write_frame([batch]).part
 assert part.rows == 3, part
 """
 
@@ -133,7 +133,7 @@ assert "kafka.producer" in sys.modules
 
 
 def test_kafka_python_that_was_imported_before_stays_as_it_is(tmp_path: Path) -> None:
-    imported("import kafka, sys; from kafka_eos_source.kafka import fetch; kafka.KafkaProducer", tmp_path)
+    imported("import kafka, sys; from kafka_eos_source.kafka import wire; kafka.KafkaProducer", tmp_path)
 
 
 def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter
-from kafka_eos_source.spark.schema import HEADERS_ARROW, INVALID, SinkColumns, check_frame, only_changelog
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
+from kafka_eos_source.spark.schema import INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.row_rules import RecordLimits

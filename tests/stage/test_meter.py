@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.model import TaskFigures
-from kafka_eos_source.spark.schema import HEADERS_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 from kafka_eos_source.stage.staging import TaskMeter, stage
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

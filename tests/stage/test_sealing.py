@@ -23,7 +23,7 @@ from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.schema import SEALED, STAGED_ARROW
+from kafka_eos_source.spark.arrow import SEALED, STAGED_ARROW
 from kafka_eos_source.stage import staging
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows

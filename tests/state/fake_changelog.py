@@ -19,9 +19,9 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import state_restore
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
-from kafka_eos_source.state.reading import cut as cuts
-from kafka_eos_source.state.reading import frames, restored, source
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading import frames, query, snapshot
+from kafka_eos_source.state.reading import stores as cuts
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import LocalCopy, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
@@ -75,13 +75,13 @@ class FakeQuery:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lets all readers of the changelog read this one."""
-        for module in (restored, state_restore, frames):
+        for module in (snapshot, state_restore, frames):
             monkeypatch.setattr(module, "changelog_client", lambda _kafka: nullcontext(self))
             monkeypatch.setattr(module, "ChangelogReader", lambda query, tp: _Reader(query, tp.partition))
-        monkeypatch.setattr(restored, "CommittedShard", _Committed)
+        monkeypatch.setattr(snapshot, "CommittedShard", _Committed)
         monkeypatch.setattr(Changelog, "cut", lambda _self, _deadline, _at_least=None: self.cuts[-1])
         monkeypatch.setattr(cuts, "TopicAdmin", lambda _: nullcontext(self))
-        monkeypatch.setattr(source, "check_consumer", dict)
+        monkeypatch.setattr(query, "check_consumer", dict)
 
     def config(self, _topic: str, _deadline: Deadline) -> Mapping[str, str]:
         if self.retention_ms is None:

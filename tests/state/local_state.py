@@ -11,7 +11,7 @@ import pyarrow as pa
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import BatchContext, BatchRecord, ShardProcessor, ShardsBy, StoreIdentity
-from kafka_eos_source.state.reading.cut import Cut
+from kafka_eos_source.state.reading.stores import Cut
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 
 APP, STORE = "app", "counts"

@@ -173,7 +173,7 @@ def test_verify_without_a_database_on_this_host_is_an_error() -> None:
 
 
 def _changelog() -> Any:
-    from kafka_eos_source.state.reading.cut import Changelog
+    from kafka_eos_source.state.reading.stores import Changelog
 
     return Changelog(APP, STORE, APP, {})
 

@@ -20,8 +20,8 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     StateMismatchError,
 )
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
-from kafka_eos_source.in_read.lineage import Lineage
+from kafka_eos_source.in_read.frame import Lineage
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.options.parse import parse_read
@@ -30,7 +30,7 @@ from kafka_eos_source.plan.split import OFFSETS_SHARED, split_by_shard
 from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.read.settings import schema_of, task_read
-from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.state.changelog.move import Placement
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.model import ShardsBy
@@ -60,7 +60,7 @@ def in_read(*, combines: bool = True) -> OperatorInRead:
     return OperatorInRead(
         COLUMNS,
         from_arrow_schema(operator.output),
-        to_option(processor, "", fix=""),
+        to_bytes(processor, "", fix=""),
         combines,
         ("k",),
         "s",
@@ -168,17 +168,16 @@ def test_partitions_are_counted_again_after_the_end_of_the_batch_is_known(
 
 def test_the_operator_travels_as_an_option_and_its_passwords_as_options_of_their_own() -> None:
     step = in_read()
-    assert OperatorInRead.from_json(step.to_json()) == step
     own = {"kafka.bootstrap.servers": "b:9092", "kafka.sasl.password": "secret", "application.id": "app"}
     options = parse_read(
         {
             **READ,
-            "operator.in.read": step.to_json(),
-            **{f"operator.in.read.options.{name}": value for name, value in own.items()},
+            "step.in.read": step.to_option(),
+            **{f"step.in.read.operator.{name}": value for name, value in own.items()},
         },
         streaming=True,
     )
-    assert "secret" not in step.to_json()
+    assert step_in_read(options) == step
     assert "secret" not in repr(options)
     schema = schema_of(options)
     assert isinstance(schema, StructType)
@@ -194,8 +193,9 @@ def test_the_operator_travels_as_an_option_and_its_passwords_as_options_of_their
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"operator.in.read": "{}"}, "'operator.in.read'"),
-        ({"operator.in.read.options.application.id": "a"}, "'operator.in.read' is not"),
+        ({"step.in.read": "{}"}, "'step.in.read' has the value"),
+        ({"step.in.read.operator.application.id": "a"}, "'step.in.read' is not"),
+        ({"step.in.read": in_read().to_option()}, "belong to another step"),
     ],
 )
 def test_options_that_no_operator_has_set_are_refused(more: dict[str, str], said: str) -> None:
@@ -261,7 +261,7 @@ def test_a_processor_sees_times_of_the_session_and_spark_gets_them_in_utc(given_
         schema, ["at"], "f", output=pa.schema([at, nested]), state=schema, event_time=None, version="1"
     )
     columns = ReadColumns((ReadColumn("at", "timestamp"),))
-    step = replace(in_read(), columns=columns, processor=to_option(processor, "", fix=""), combines=False)
+    step = replace(in_read(), columns=columns, processor=to_bytes(processor, "", fix=""), combines=False)
     batch = pa.record_batch({"timestamp": pa.array([1], pa.timestamp("us", "UTC"))})
     (output,) = run(replace(step, record_keys=()), [batch])
     (_, [rows]) = given_rows[0]

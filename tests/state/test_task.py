@@ -17,7 +17,7 @@ from kafka_eos_source.errors import StateError, UnavailableError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, ShardsBy, StateAccess
 from kafka_eos_source.state.operator import task as operator_task

@@ -13,15 +13,15 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.lineage import Lineage, lineage
+from kafka_eos_source.in_read.frame import Lineage, lineage
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.checked import ReadOptions
-from kafka_eos_source.options.option import OPERATOR_IN_READ
 from kafka_eos_source.options.parse import parse_read
+from kafka_eos_source.options.table import OPERATOR_IN_READ
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token

@@ -13,34 +13,29 @@ also those without records, because time alone may fire timers and close windows
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.in_read.columns import ReadColumns
-from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.spark.pickled import from_option
-from kafka_eos_source.spark.schema import fit
+from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.spark.arrow import fit
+from kafka_eos_source.spark.pickled import from_bytes
 from kafka_eos_source.state.model import ShardsBy
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import StateOptions
 
 
 @dataclass(frozen=True)
-class OperatorInRead:
-    """What the tasks of the source need to run an operator; travels as the option ``operator.in.read``.
-
-    The options of the operator, which may contain passwords, are options of the source of their own.
+class OperatorInRead(StepInRead):
+    """What the tasks of the source need to run an operator, except its options.
 
     Attributes:
-        columns: columns of the operator's input.
-        schema: columns of its result.
-        processor: the pickled `ShardProcessor` (`spark.pickled`).
+        result: columns of its result.
+        processor: the pickled `ShardProcessor`.
         combines: whether the processor's ``partial`` combines the rows of a shard before they meet the state.
         record_keys: columns of the input that hold the record's key and must not be null; see `run`.
         store: name of the store within the query.
@@ -49,9 +44,9 @@ class OperatorInRead:
         timezone: time zone of the session, in which processors see timestamps.
     """
 
-    columns: ReadColumns
-    schema: StructType
-    processor: str
+    is_operator: ClassVar[bool] = True
+    result: StructType
+    processor: bytes = field(repr=False)
     combines: bool
     record_keys: tuple[str, ...]
     store: str
@@ -59,44 +54,10 @@ class OperatorInRead:
     parallelism: int
     timezone: str
 
-    def to_json(self) -> str:
-        """Returns the text of the option."""
-        return json.dumps(
-            {
-                "columns": self.columns.to_json(),
-                "schema": self.schema.jsonValue(),
-                "processor": self.processor,
-                "combines": self.combines,
-                "record_keys": self.record_keys,
-                "store": self.store,
-                "shards": self.shards,
-                "parallelism": self.parallelism,
-                "timezone": self.timezone,
-            },
-            separators=(",", ":"),
-        )
-
-    @classmethod
-    def from_json(cls, written: str) -> OperatorInRead:
-        """Returns the operator that `to_json` wrote, without unpickling the processor.
-
-        Raises:
-            ValueError, TypeError, KeyError: if `to_json` did not write this.
-        """
-        fields: dict[str, Any] = parse_json(written)
-        operator = cls(
-            ReadColumns.from_json(fields["columns"]),
-            StructType.fromJson(fields["schema"]),
-            fields["processor"],
-            bool(fields["combines"]),
-            tuple(fields["record_keys"]),
-            fields["store"],
-            int(fields["shards"]),
-            int(fields["parallelism"]),
-            fields["timezone"],
-        )
-        _ = operator.columns.schema  # raises now if a column is unknown
-        return operator
+    @property
+    def schema(self) -> StructType:
+        """Columns of the result."""
+        return self.result
 
     def run(
         self, shard: int, batches: Iterable[pa.RecordBatch], options: StateOptions
@@ -112,14 +73,14 @@ class OperatorInRead:
             options: options of the operator.
 
         Yields:
-            Batches with the columns of `schema`.
+            Batches with the columns of `result`.
 
         Raises:
             InvalidRecordError: if a record has no key. Producers spread such records over all partitions, so
                 several shards would hold a part of their state each.
             StateError: as `Operator.in_read`.
         """
-        processor = from_option(self.processor)
+        processor = from_bytes(self.processor)
         frames = self._frames(batches, shard)
         operator = Operator(processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
         # Spark requires timestamps in UTC of a Python source

@@ -14,7 +14,7 @@ import logging
 
 from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.logs import warn_once
-from kafka_eos_source.spark.task import StreamingTask
+from kafka_eos_source.spark.worker import StreamingTask
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG, column, pack_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.task import StreamingTask, running_task
-from kafka_eos_source.spark.worker import release_unused_memory, task_begins
+from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_client, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
 from kafka_eos_source.state.operator.running_operators import record_operator

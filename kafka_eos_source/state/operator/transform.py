@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.lineage import lineage, source_options
+from kafka_eos_source.in_read.frame import lineage, source_options
 from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
@@ -205,7 +205,7 @@ def aggregate_with_changelog_state(
         source = lineage(frame, used) if combine is True and removed is None else None
         if source is not None:
             in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
-            frame = source.read("aggregate.in.read", in_read.to_json(), frame.sparkSession)
+            frame = source.read(in_read, frame.sparkSession)
         else:
             frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
     return with_operator(

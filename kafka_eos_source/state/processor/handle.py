@@ -21,7 +21,7 @@ from pyspark.sql.streaming import stateful_processor as spark
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import StatefulProcessorError
-from kafka_eos_source.spark.task import running_task
+from kafka_eos_source.spark.worker import running_task
 from kafka_eos_source.state.processor.registry import Declaration, VariableInfo, VariableKind, check_types
 from kafka_eos_source.state.processor.schema import as_struct
 from kafka_eos_source.state.processor.variables import (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -20,7 +23,6 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
 from kafka_eos_source.observe.notebook import Watch, bundle, notebook_display, show_in_terminal
 from kafka_eos_source.state.model import BatchRecord
-from kafka_eos_source.state.reading.as_text import flat, text
 from kafka_eos_source.state.reading.query import StateQuery
 
 #: Columns that do not identify a row.
@@ -206,3 +208,32 @@ class LiveTable:
 
 def _bundle(table: StateTable) -> dict[str, str]:
     return bundle(as_html(table), as_text(table))
+
+
+# ------------------------------------------------------------------ rows as text for people
+
+
+def text(value: Any) -> str:
+    """Returns a value as text for a person."""
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (datetime, date, Decimal)):
+        return str(value)
+    return value if isinstance(value, str) else json.dumps(value, default=text, ensure_ascii=False)
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with the fields of key and value as columns of their own.
+
+    A field of the value that has the name of a field of the key becomes ``value.<name>``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("key", "value") and isinstance(value, Mapping):
+            for field, each in value.items():
+                found[f"{name}.{field}" if field in found else field] = each
+        else:
+            found[f"column.{name}" if name in found else name] = value
+    return found

@@ -8,17 +8,15 @@ to the source as an option.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.columns import ReadColumns
+from kafka_eos_source.in_read.step import ReadColumns, StepInRead
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack
 from kafka_eos_source.state.vector.declarations import Aggregate, Window, window_from_json
@@ -26,56 +24,24 @@ from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 
 @dataclass(frozen=True)
-class AggregateInRead:
+class AggregateInRead(StepInRead):
     """Turns batches of the source's rows into packed batches of partial rows.
 
-    The operator passes it to the source as the option ``aggregate.in.read``.
-
     Attributes:
-        columns: columns of the aggregated frame that the aggregation uses.
         keys: names of the key columns.
         aggregates: aggregates by the name of their result.
         window: the window; None = aggregate over all rows of a key.
         shards: number of shards of the operator.
     """
 
-    columns: ReadColumns
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     window: Window | None
     shards: int
 
-    def to_json(self) -> str:
-        """Returns the value of the option."""
-        return json.dumps(
-            {
-                "columns": self.columns.to_json(),
-                "keys": self.keys,
-                "aggregates": [[name, each.to_json()] for name, each in self.aggregates.items()],
-                "window": None if self.window is None else self.window.to_json(),
-                "shards": self.shards,
-            },
-            separators=(",", ":"),
-        )
-
-    @classmethod
-    def from_json(cls, written: str) -> AggregateInRead:
-        """Parses the text that `to_json` wrote.
-
-        Raises:
-            ValueError, TypeError, KeyError: if the text has another form.
-            InvalidSchemaError: if the aggregation does not fit the columns.
-        """
-        values: dict[str, Any] = parse_json(written)
-        parsed = cls(
-            ReadColumns.from_json(values["columns"]),
-            tuple(values["keys"]),
-            {name: Aggregate.from_json(each) for name, each in values["aggregates"]},
-            None if values["window"] is None else window_from_json(values["window"]),
-            int(values["shards"]),
-        )
-        _ = parsed.partial_schema  # creates the processor, which checks the columns
-        return parsed
+    def check(self) -> None:
+        """Creates the processor, which checks the columns."""
+        _ = self.partial_schema
 
     @cached_property
     def schema(self) -> StructType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import hypothesis.strategies as st
@@ -12,10 +11,10 @@ from hypothesis import given
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.columns import ReadColumn, ReadColumns
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
-from kafka_eos_source.spark.schema import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema
 from kafka_eos_source.state import shard_rows
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.shard_rows import (
@@ -95,7 +94,7 @@ def test_aggregating_in_the_read_equals_a_step_after_the_read(
         for batch in read
     ]
     after = list(AggregateProcessor(schema, ["page"], AGGREGATES, window=window).partial(frames))
-    pushed = AggregateInRead.from_json(in_read(window).to_json())
+    pushed = in_read(window)
     for shard, rows in enumerate(_delivered(pushed(read), pushed.partial_schema)):
         wanted = [row for batch in after for row in _rows(batch) if _shard(row) == shard]
         assert rows == wanted
@@ -129,35 +128,23 @@ def _shard(row: dict[str, object]) -> int:
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_option_describes_the_whole_step_to_the_read(window: Window | None) -> None:
-    written = in_read(window).to_json()
-    options = parse_read(
-        {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
-    )
-    found = AggregateInRead.from_json((options.step_in_read or ("", ""))[1])
+    step = in_read(window)
+    assert step.partial_schema
+    options = parse_read({**READ, "step.in.read": step.to_option()}, streaming=True)
+    found = step_in_read(options)
+    assert found == step
     assert found.columns.of_source == ("key", "value", "timestamp", "offset")
     assert found.columns == COLUMNS
     assert to_arrow_schema(schema_of(options)).names == PACKED_SCHEMA.names
-    assert found.to_json() == written
 
 
-def spec(columns: object, aggregates: object) -> str:
-    return json.dumps(
-        {"columns": columns, "keys": ["k"], "aggregates": aggregates, "window": None, "shards": 3}
-    )
-
-
-COUNT = ["n", ["count", None, []]]
-
-
-@pytest.mark.parametrize(
-    "written",
-    ["x", "[]", "{}", spec([["k"]], [COUNT]), spec([["k", "nope", False]], [COUNT]), spec([], [COUNT])],
-)
-def test_a_handwritten_option_is_refused_on_the_driver(written: str) -> None:
-    options = parse_read(
-        {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "aggregate.in.read": written}, streaming=True
-    )
-    with pytest.raises(InvalidOptionError, match=r"aggregate\.in\.read"):
+@pytest.mark.parametrize("columns", [(), (ReadColumn("page", "nope"),), (ReadColumn("k", "key"),)])
+def test_an_aggregation_that_does_not_fit_its_columns_is_refused_on_the_driver(
+    columns: tuple[ReadColumn, ...],
+) -> None:
+    step = AggregateInRead(ReadColumns(columns), ("page",), {"n": count()}, None, SHARDS)
+    options = parse_read({**READ, "step.in.read": step.to_option()}, streaming=True)
+    with pytest.raises(InvalidOptionError, match=r"'step\.in\.read' has the value"):
         schema_of(options)
 
 

@@ -4,6 +4,11 @@ Each row of a staged frame is the report of one reading task: a binary value in 
 only the sink reads. The metadata of the column contain the schema of the rows, and the options of the sink
 for which they are staged, without secrets (`described`). So the sink refuses a frame that was staged for
 another one before the first batch.
+
+Expressions over the column, such as a cast, drop the metadata, and the sink would write the reports as
+records. So the source's planning process, which lives as long as the run, also holds a file of this host from
+before it plans the first batch (`StagedRun`). Spark asks for the sink of each batch after that, also on the
+driver, and the sink looks whether the file is held.
 """
 
 from __future__ import annotations
@@ -11,15 +16,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
+import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.packed_frame import refuse_renamed
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.in_read.step import only_column
 from kafka_eos_source.options.checked import WriteOptions
+from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.secrets import bare_url, is_secret
 from kafka_eos_source.sinks.specs import SinkSpec
@@ -61,8 +72,6 @@ _OPTION_NAMES = {
 }
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-_FIX = "write the frame that map_in_read returned without changes; do all processing in its function."
 
 
 @dataclass(frozen=True)
@@ -166,22 +175,68 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
         schema: schema of the frame.
 
     Raises:
-        InvalidSchemaError: if the frame has other columns as well, or has lost the metadata, or the column
-            has another name.
+        InvalidSchemaError: as `only_column`.
     """
-    refuse_renamed(schema, _SINK, STAGED, "reports of reading tasks")
-    if STAGED not in schema.names:
+    found = only_column(
+        schema, STAGED, (_ROWS, _SINK), "reports of reading tasks", "whose rows are already staged"
+    )
+    if found is None:
         return None
-    if schema.names != [STAGED]:
-        others = ", ".join(repr(each) for each in schema.names if each != STAGED)
-        raise InvalidSchemaError(
-            f"the frame has the column(s) {others} in addition to {STAGED!r}, whose rows are already staged.",
-            fix=_FIX,
-        )
-    metadata = schema.fields[0].metadata or {}
-    if _ROWS not in metadata or _SINK not in metadata:
-        raise InvalidSchemaError(
-            f"column {STAGED!r} has no metadata with the schema of its rows; a step of the query removed it.",
-            fix=_FIX,
-        )
-    return StagedFrame(StructType.fromJson(parse_json(metadata[_ROWS])), parse_json(metadata[_SINK]))
+    return StagedFrame(StructType.fromJson(parse_json(found[_ROWS])), parse_json(found[_SINK]))
+
+
+# ------------------------------------------------------------------ runs of queries with staged frames
+
+_log = logging.getLogger(__name__)
+
+#: The process of a query that was stopped a moment ago may live so much longer, in seconds.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
+
+
+class StagedRun:
+    """A run of a query whose reading tasks stage the rows; held by the source's planning process.
+
+    Args:
+        checkpoint: option ``checkpointLocation`` in ``write=`` of `map_in_read`.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        self._held: BinaryIO | None = None
+        try:
+            self._held = _folder().hold(_name(checkpoint))
+        except OSError as error:  # the protection is missing, and nothing else
+            _log.warning("the sink cannot check that it gets an unchanged staged frame: %s", error)
+
+    def end(self) -> None:
+        """Says that the run has ended."""
+        if self._held is not None:
+            self._held.close()
+
+
+def is_staged_in_read(checkpoint: str) -> bool:
+    """Returns whether the reading tasks of the query with this checkpoint stage its rows.
+
+    Args:
+        checkpoint: option ``checkpointLocation`` of the sink.
+    """
+    folder, name = _folder(), _name(checkpoint)
+    until = time.monotonic() + _PATIENCE_SECONDS
+    try:
+        while folder.is_held(name):
+            if time.monotonic() > until:
+                return True
+            time.sleep(_PAUSE_SECONDS)
+    except OSError as error:
+        _log.warning("cannot check that the frame is an unchanged staged frame: %s", error)
+    return False
+
+
+def _folder() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-live").folder("staged")
+
+
+def _name(checkpoint: str) -> str:
+    fs, path = file_system(checkpoint)
+    if fs.type_name == "local":
+        path = os.path.realpath(path)
+    return hashlib.sha256(f"{fs.type_name}:{path.rstrip('/')}".encode()).hexdigest()[:32]

@@ -18,8 +18,7 @@ from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
 from kafka_eos_source.state.reading import live
-from kafka_eos_source.state.reading.as_text import flat, text
-from kafka_eos_source.state.reading.live import LiveTable, watch_state
+from kafka_eos_source.state.reading.live import LiveTable, flat, text, watch_state
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import AggregateProcessor, count, tumbling
 from tests.state.local_state import APP, STORE, Machine, rows_of
@@ -217,7 +216,7 @@ def test_a_kernel_shows_the_table_while_the_query_runs(machine: Machine) -> None
     committed(machine, 0, "JFK")
     cells = [
         "import sys, threading; sys.path.insert(0, '.')\n"
-        "from tests.state.test_live import FakeQuery\n"
+        "from tests.state.reading.test_live import FakeQuery\n"
         "from kafka_eos_source.state import watch_state\n"
         "query = FakeQuery()",
         f"table = watch_state(state_dir={str(machine.root)!r}, query=query, interval=0.02)\ntable",

@@ -21,11 +21,10 @@ from kafka_eos_source.state.changelog import restore as restore_module
 from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded
 from kafka_eos_source.state.encoding.describe import META_KEY
 from kafka_eos_source.state.reading import frames
-from kafka_eos_source.state.reading.cut import Cut
-from kafka_eos_source.state.reading.frames import RAW
-from kafka_eos_source.state.reading.options import parse_state_read
+from kafka_eos_source.state.reading.frames import RAW, parse_state_read
 from kafka_eos_source.state.reading.query import StateQuery, with_partition_id
-from kafka_eos_source.state.reading.restored import of_changelog
+from kafka_eos_source.state.reading.snapshot import of_changelog
+from kafka_eos_source.state.reading.stores import Cut
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import LocalCopy, Uploaded, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore

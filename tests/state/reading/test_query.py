@@ -28,14 +28,11 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.recovery import Reason, Restored
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
-from kafka_eos_source.state.reading import restored
-from kafka_eos_source.state.reading.cut import Changelog
-from kafka_eos_source.state.reading.decode import Choice
-from kafka_eos_source.state.reading.decoders import decoder
-from kafka_eos_source.state.reading.local import folders, one_store
+from kafka_eos_source.state.reading import snapshot
+from kafka_eos_source.state.reading.decode import Selection, decoder
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.reading.restored import ChangelogCopy
-from kafka_eos_source.state.reading.snapshot import Snapshot, of_folders
+from kafka_eos_source.state.reading.snapshot import ChangelogCopy, Snapshot, of_folders
+from kafka_eos_source.state.reading.stores import Changelog, folders, one_store
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import CommittedReader
@@ -74,7 +71,7 @@ def values(snapshot: Snapshot) -> dict[str, int]:
         description = state.view.get(META_KEY)
         if description is None:
             continue
-        read = decoder(Description.from_json(description), Choice())
+        read = decoder(Description.from_json(description), Selection())
         for batch in read.batches(state.view.range(*read.span)):
             found |= {row["key"]["origin"]: row["value"]["flights"] for row in batch.to_pylist()}
     return found
@@ -462,8 +459,8 @@ def test_a_read_of_a_changelog_that_was_suspended_until_compaction_removed_delet
         now += hours * 3600
         return TransactionalStateStore.open(path, identity, config), Restored(0, 0, Reason.NONE, 0.0)
 
-    monkeypatch.setattr(restored, "open_shard_store", suspended)
-    monkeypatch.setattr(restored, "changelog_client", lambda *_: nullcontext())
+    monkeypatch.setattr(snapshot, "open_shard_store", suspended)
+    monkeypatch.setattr(snapshot, "changelog_client", lambda *_: nullcontext())
     monkeypatch.setattr(Changelog, "delete_retention_ms", lambda *_: 24 * 3_600_000)
     copy = ChangelogCopy(Changelog(APP, STORE, APP, {}), soon())
     machine.batch(0, rows_of(FLIGHTS, [("JFK", 1)]))

@@ -1,4 +1,4 @@
-"""`quiet_logs` without a JVM: what it hides, what it keeps, and that it respects the user's own settings."""
+"""What the package sets up around a session: settings, quiet logs, and fast local checkpoint files."""
 
 from __future__ import annotations
 
@@ -6,27 +6,91 @@ import os
 import socket
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from kafka_eos_source import quiet_logs
+from kafka_eos_source import local_checkpoints, quiet_logs
 from kafka_eos_source.kafka import admin_client
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import MASK, Secrets
-from kafka_eos_source.spark import quiet
+from kafka_eos_source.spark import session
+from kafka_eos_source.spark.session import (
+    ADAPTIVE_SETTING,
+    BATCH_BYTES_SETTING,
+    SETTING,
+    disable_adaptive_streaming,
+    file_system_manager,
+    recommended_settings,
+    warn_of_large_batches,
+)
+
+
+class Conf(dict[str, str]):
+    """The part of a session's ``conf`` that is used."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+class Session:
+    def __init__(self, **settings: str) -> None:
+        self.conf = Conf(settings)
+
+
+def test_adaptive_execution_is_disabled_once() -> None:
+    session: Any = Session()
+    assert disable_adaptive_streaming(session)
+    assert session.conf == {ADAPTIVE_SETTING: "false"}
+    assert not disable_adaptive_streaming(session)
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_what_the_user_has_set_stays(value: str) -> None:
+    session: Any = Session(**{ADAPTIVE_SETTING: value})
+    assert not disable_adaptive_streaming(session)
+    assert session.conf == {ADAPTIVE_SETTING: value}
+
+
+@pytest.mark.parametrize(
+    ("value", "warned"),
+    [
+        (None, False),
+        ("67108864b", False),
+        ("64m", False),
+        ("2147483647", True),
+        ("1g", True),
+        ("2147483647b", True),
+    ],
+)
+def test_a_session_without_a_limit_for_packed_batches_is_warned(
+    value: str | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    session: Any = Session(**({} if value is None else {BATCH_BYTES_SETTING: value}))
+    with caplog.at_level("WARNING"):
+        assert warn_of_large_batches(session, "a stateful operator") is warned
+    assert ("a stateful operator passes packed batches" in caplog.text) is warned
+
+
+def test_the_recommended_setting_for_small_rows_is_one_of_those() -> None:
+    session: Any = Session(**recommended_settings(small_rows=True))
+    assert warn_of_large_batches(session, "map_in_read")
+
+
+# ------------------------------------------------------------------ quiet logs
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*quiet._OWN_OPTIONS, "SPARK_HOME", logs.LEVEL_VARIABLE):
+    for name in (*session._OWN_OPTIONS, "SPARK_HOME", logs.LEVEL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that monkeypatch also removes what the function sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    monkeypatch.setattr(quiet, "_running_jvm", lambda: None)
+    monkeypatch.setattr(session, "_running_jvm", lambda: None)
 
 
 def made(config: dict[str, Any]) -> dict[str, Any]:
@@ -43,8 +107,8 @@ def test_spark_starts_with_the_quiet_configuration_and_keeps_the_options_of_the_
     quiet_logs()
     options = os.environ["SPARK_SUBMIT_OPTS"].split()
     assert options[0] == "-Xmx1g"
-    assert f"-Dlog4j2.configurationFile={quiet.CONFIGURATION.as_uri()}" in options
-    assert quiet.CONFIGURATION.exists()
+    assert f"-Dlog4j2.configurationFile={session.CONFIGURATION.as_uri()}" in options
+    assert session.CONFIGURATION.exists()
 
 
 def test_a_second_call_adds_nothing() -> None:
@@ -54,7 +118,7 @@ def test_a_second_call_adds_nothing() -> None:
     assert os.environ["SPARK_SUBMIT_OPTS"] == once
 
 
-@pytest.mark.parametrize("name", quiet._OWN_OPTIONS)
+@pytest.mark.parametrize("name", session._OWN_OPTIONS)
 def test_a_log4j_configuration_of_the_user_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -170,7 +234,41 @@ def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
 
 
 def test_warnings_that_need_action_stay_visible() -> None:
-    kept = list(quiet.kept_loggers())
+    kept = list(session.kept_loggers())
     assert "org.apache.spark.scheduler.TaskSchedulerImpl" in kept  # no executor accepts the tasks
     assert "org.apache.spark.SparkConf" in kept
-    assert len(kept) == quiet.CONFIGURATION.read_text().count(".level = warn")
+    assert len(kept) == session.CONFIGURATION.read_text().count(".level = warn")
+
+
+# ------------------------------------------------------------------ local checkpoints
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_CLASS = "FileSystemBasedCheckpointFileManager"
+
+
+def _jar(folder: Path, name: str, *classes: str) -> Path:
+    with ZipFile(folder / name, "w") as archive:
+        for each in classes:
+            archive.writestr(each.replace(".", "/") + ".class", b"")
+    return folder
+
+
+@pytest.mark.parametrize("package", [_STREAMING, f"{_STREAMING}.checkpointing"])  # Spark 4.0; since 4.1
+def test_the_class_is_found_under_the_package_name_of_each_spark_version(
+    tmp_path: Path, package: str
+) -> None:
+    _jar(tmp_path, "spark-sql-api_2.13-4.jar", f"org.other.{_CLASS}")
+    _jar(tmp_path, "spark-sql_2.13-4.jar", f"{package}.Other{_CLASS}", f"{package}.{_CLASS}")
+    assert file_system_manager(tmp_path) == f"{package}.{_CLASS}"
+
+
+def test_without_sparks_jars_there_is_no_setting(tmp_path: Path) -> None:
+    assert file_system_manager(tmp_path / "jars") == ""
+    assert file_system_manager(_jar(tmp_path, "spark-sql_2.13-9.jar", "org.apache.spark.sql.Row")) == ""
+
+
+def test_the_installed_spark_contains_the_class() -> None:
+    ((name, value),) = local_checkpoints().items()
+    assert name == SETTING
+    assert value.startswith(f"{_STREAMING}.")
+    assert value.endswith(f".{_CLASS}")

@@ -12,10 +12,10 @@ import pytest
 from kafka_eos_source.errors import NotUpToBoundError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.reading import cut as cuts
-from kafka_eos_source.state.reading import snapshot, source
-from kafka_eos_source.state.reading.cut import Changelog, Cut
+from kafka_eos_source.state.reading import query, snapshot
+from kafka_eos_source.state.reading import stores as cuts
 from kafka_eos_source.state.reading.query import StateQuery
+from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.vector import AggregateProcessor, count
 from tests.state.local_state import APP, STORE, Machine, rows_of
 
@@ -142,7 +142,7 @@ def test_databases_without_kafka_are_read_again_until_they_have_the_batch(
                 machine.promote(shard)
         return of_folders(*args)
 
-    monkeypatch.setattr(source, "of_folders", promote_on_the_third_look)
+    monkeypatch.setattr(query, "of_folders", promote_on_the_third_look)
     with StateQuery(state_dir=machine.root, at_least=0, timeout_ms=60_000) as state:
         assert state.get("JFK") == {"n": 1}
     assert next(looks) == 3
@@ -163,7 +163,7 @@ def test_the_wait_does_not_use_the_time_of_the_read(
         monkeypatch.setattr(Deadline, "expired", property(lambda self: self is deadline))
         return machine.cut({INPUT: 9})
 
-    monkeypatch.setattr(source, "of_folders", spy)
+    monkeypatch.setattr(query, "of_folders", spy)
     monkeypatch.setattr(Changelog, "cut_at_least", slow)
     monkeypatch.setattr(Changelog, "cut", lambda *_: machine.cut({INPUT: 9}))
     opened(machine, 60_000, at_least={INPUT: 8}).close()

@@ -1,0 +1,114 @@
+"""Arrow schemas of the source and of staged rows, and how a batch gets the types of a schema."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
+
+HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+#: Staged column with state changes of operators (`CHANGELOG` in the frame).
+CHANGES = "changelog"
+
+#: Column of staged parts with sealed record batches (`stage.sealing`); the other columns of such a row are
+#: null, but for the partition.
+SEALED = "sealed"
+
+
+@lru_cache(maxsize=16)
+def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> pa.Schema:
+    """Returns `read_schema` as the Arrow schema that PySpark expects of a reader's batches.
+
+    Timestamps are in microseconds in UTC, as in ``pyspark.sql.pandas.types.to_arrow_type``.
+    """
+    fields = [
+        pa.field(KEY, pa.binary()),
+        pa.field(VALUE, pa.binary()),
+        pa.field(TOPIC, pa.string()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        fields.append(pa.field(HEADERS, HEADERS_ARROW))
+    schema = pa.schema(fields)
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+#: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
+#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packet`), and its other
+#: columns are null.
+STAGED_ARROW = pa.schema(
+    [
+        pa.field(KEY, pa.binary()),
+        pa.field(VALUE, pa.binary()),
+        pa.field(TOPIC, pa.string()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(HEADERS, HEADERS_ARROW),
+        pa.field(TIMESTAMP, pa.int64()),
+        pa.field(CHANGES, pa.binary()),
+    ]
+)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Returns the Arrow schema of a writer's batches: timestamps in UTC, every field nullable.
+
+    Raises:
+        InvalidSchemaError: if Arrow has no equivalent of a type.
+    """
+    known = inspect.signature(to_arrow_schema).parameters
+    zone = {"timezone": "UTC"} if "timezone" in known else {"timestamp_utc": True}  # until PySpark 4.1
+    try:
+        found = to_arrow_schema(schema, **zone)
+    except PySparkTypeError as error:
+        raise InvalidSchemaError(
+            f"the frame has a column whose type Arrow cannot represent: {error}.",
+            fix="cast the column, or exclude it with sink.<name>.columns.",
+        ) from error
+    return pa.schema([field.with_nullable(True) for field in found])
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
+    """Returns a batch with its columns in the order and with the types of a schema.
+
+    Spark and users' functions may produce another variant of a type, such as large strings, or timestamps in
+    the time zone of the session.
+
+    Args:
+        batch: its columns are matched by name. Columns that fit are not copied.
+        schema: the schema of the result.
+        origin: who made the batch and how, for errors, such as "the function returned".
+
+    Raises:
+        InvalidRecordError: if the batch has other columns, or a value does not fit its type.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    if sorted(batch.schema.names) != sorted(schema.names):
+        raise InvalidRecordError(
+            f"{origin} a batch with the columns {', '.join(batch.schema.names)}; expected the columns of its "
+            f"schema, {', '.join(schema.names)}.",
+            fix="declare the schema that the batches have.",
+        )
+    columns = []
+    for field in schema:
+        found = batch.column(field.name)
+        try:
+            columns.append(found if found.type.equals(field.type) else found.cast(field.type))
+        except pa.ArrowException as error:
+            raise InvalidRecordError(
+                f"{origin} column {field.name!r} with type {found.type}, which cannot be cast to "
+                f"{field.type}, its type in the schema: {error}.",
+                fix="cast the column where the batch is made, or correct the schema.",
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
