@@ -132,8 +132,8 @@ def _names(options: dict[str, Any], *, batch: bool) -> tuple[Names, bool]:
         own = options["application_id"] and application_id("--application-id", options["application_id"])
         names = rights.of_batch_writes(own, options["group_id"], **given)
     else:
-        found = None if target.checkpoint is None else checkpoints.read(target.checkpoint)
-        own = checkpoints.application_id(target.application_id, found)
+        found = None if target.checkpoint is None else checkpoints.read_checkpoint(target.checkpoint)
+        own = checkpoints.known_application_id(target.application_id, found)
         names = rights.Names(own, group_of(own, options["group_id"] or target.group_id), **given)
         if found is not None:
             read = {tp.topic for each in found.sources() for tp in each.end or ()}

@@ -64,7 +64,7 @@ class Adoption:
     refused: Finding | None = None
 
 
-def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -> Adoption:
+def plan_adoption(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -> Adoption:
     """Decides how a query can continue whose token is missing or belongs to another query. Writes nothing.
 
     Args:
@@ -105,7 +105,7 @@ def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -
     return _hand_over(inspection, target, kafka, token, checkpoint, held)
 
 
-def perform(
+def perform_adoption(
     adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline, *, sinks_finished: bool = False
 ) -> Result:
     """Commits the token; Kafka fences any driver that runs with the ``application.id``.

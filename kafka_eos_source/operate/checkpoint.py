@@ -104,7 +104,7 @@ class Checkpoint:
         )
 
 
-def read(location: str) -> Checkpoint | None:
+def read_checkpoint(location: str) -> Checkpoint | None:
     """Reads a checkpoint; returns None if the location contains no checkpoint.
 
     Raises:
@@ -131,7 +131,7 @@ def read(location: str) -> Checkpoint | None:
     )
 
 
-def application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
+def known_application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
     """Returns the transactional id: the given one, else the checkpoint's, else the derived one.
 
     Raises:

@@ -119,7 +119,7 @@ class KafkaView:
         return self.held.committed
 
 
-def view(
+def kafka_view(
     reader: MetadataReader,
     deadline: Deadline,
     group_id: str,

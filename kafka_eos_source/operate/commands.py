@@ -151,12 +151,12 @@ def adopt(
 
     deadline = deadline_of(timeout)
     target, found = _inspect(options, deadline, needs_kafka=True)
-    adoption = adopting.plan(found, target, adopting.BatchOutcome[outcome] if outcome else None)
+    adoption = adopting.plan_adoption(found, target, adopting.BatchOutcome[outcome] if outcome else None)
     writes = yes and adoption.refused is None and adoption.request is not None
     if not as_json:
         view.show_adoption(view.console(), adoption)
     if writes:
-        adopting.perform(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
+        adopting.perform_adoption(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
     if as_json:
         print_json(view.adoption_json(adoption, adopted=writes))
     elif adoption.refused is None and adoption.request is not None:
@@ -199,12 +199,12 @@ def sweep(
 
     names_query = options["checkpoint"] is not None or options["application_id"] is not None
     target, found = _inspect(options, deadline_of(timeout)) if names_query else (target_of(options), None)
-    swept = sweeping.plan(
+    swept = sweeping.plan_sweep(
         target.staging_location, found, duration_ms("--older-than", older_than) / 1000, time.time()
     )
     if not as_json:
         view.show_sweep(view.console(), swept)
-    failures = sweeping.perform(swept) if yes else {}
+    failures = sweeping.perform_sweep(swept) if yes else {}
     if as_json:
         print_json(view.sweep_json(swept, failures, performed=yes))
     elif yes:

@@ -89,7 +89,7 @@ def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **g
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
     _, logs = log_ends(kafka, topic, deadline)
-    letters = operating.read(kafka, operating.whole(logs), logs, deadline.budget_seconds)
+    letters = operating.read_letters(kafka, operating.whole(logs), logs, deadline.budget_seconds)
     selected = (each for each in letters if selection.selects(each))
     if as_json:
         for each in selected if count is None else operating.newest(selected, count):

@@ -88,7 +88,7 @@ class Filter:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def read(
+def read_letters(
     kafka: Mapping[str, Any],
     ranges: Mapping[TopicPartition, tuple[int, int]],
     logs: Mapping[TopicPartition, LogEnds],

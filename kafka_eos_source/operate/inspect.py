@@ -73,14 +73,14 @@ def inspect(
         InvalidOptionError: if neither an ``application.id`` nor a checkpoint is known.
         OperatorError: if the checkpoint is damaged.
     """
-    checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
-    application_id = checkpoints.application_id(target.application_id, checkpoint)
+    checkpoint = checkpoints.read_checkpoint(target.checkpoint) if target.checkpoint is not None else None
+    application_id = checkpoints.known_application_id(target.application_id, checkpoint)
     group_id = group_of(application_id, target.group_id)
     kafka: KafkaView | None = None
     kafka_failure: list[Finding] = []
     if reader is not None:
         try:
-            kafka = cluster.view(
+            kafka = cluster.kafka_view(
                 reader,
                 deadline,
                 group_id,
@@ -98,7 +98,7 @@ def inspect(
         group_id=group_id,
         checkpoint=checkpoint,
         kafka=kafka,
-        staged=staging.entries(location) if location is not None else (),
+        staged=staging.staged_entries(location) if location is not None else (),
         findings=[*verdict.findings(application_id, checkpoint, kafka), *kafka_failure],
     )
 

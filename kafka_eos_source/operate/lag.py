@@ -75,7 +75,7 @@ class GroupLag:
         }
 
 
-def lag(
+def measure_lag(
     cluster: ClusterReader,
     group_id: str,
     deadline: Deadline,

@@ -89,7 +89,7 @@ def future_shards(
     ]
 
 
-def find(
+def find_future_shards(
     kafka: Mapping[str, str], application_id: str, store: str, group_id: str, now_ms: int, deadline: Deadline
 ) -> list[LoweredShard]:
     """Returns the shards that `lower` would change; raises as `future_shards`, or if Kafka fails."""
@@ -97,7 +97,7 @@ def find(
     return future_shards(offsets, application_id, store, now_ms)
 
 
-def lower(
+def lower_times(
     kafka: Mapping[str, str], application_id: str, store: str, group_id: str, now_ms: int, deadline: Deadline
 ) -> list[LoweredShard]:
     """Lowers the recorded times that are in the future to ``now_ms``; returns these shards.

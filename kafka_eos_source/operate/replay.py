@@ -243,7 +243,7 @@ class _Survey:
         }
 
     def _letters(self) -> Iterator[Letter]:
-        return dead_letters.read(self._kafka, self._ranges, self._request.logs, self._silence)
+        return dead_letters.read_letters(self._kafka, self._ranges, self._request.logs, self._silence)
 
 
 class _Session:

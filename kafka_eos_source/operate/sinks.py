@@ -80,8 +80,8 @@ def parse_query(text: str) -> Query:
         {name: given.get(name.lower()) for name in _TARGET_OPTIONS},
         {name: value for name, value in given.items() if name.startswith("kafka.")},
     )
-    checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
-    return Query(target, options, checkpoints.application_id(target.application_id, checkpoint))
+    checkpoint = checkpoints.read_checkpoint(target.checkpoint) if target.checkpoint is not None else None
+    return Query(target, options, checkpoints.known_application_id(target.application_id, checkpoint))
 
 
 def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Prepared]:

@@ -40,7 +40,7 @@ class StagedEntry:
         return int(self.name) if self.is_folder and re.fullmatch("[0-9]+", self.name) else None
 
 
-def entries(location: str) -> list[StagedEntry]:
+def staged_entries(location: str) -> list[StagedEntry]:
     """Lists the folder, micro-batches first in order of their ids.
 
     Leaves out the probe file. A folder that does not exist has no entries.

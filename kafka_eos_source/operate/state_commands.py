@@ -114,7 +114,7 @@ def get(
     from itertools import islice
 
     from kafka_eos_source.operate import state_view, view
-    from kafka_eos_source.operate.state_get import rows
+    from kafka_eos_source.operate.state_get import selected_rows
     from kafka_eos_source.state.reading.query import StateQuery
 
     target = target_of(options)
@@ -129,7 +129,7 @@ def get(
             timeout_ms=int(1000 * deadline_of(timeout).budget_seconds),
         ) as query,
     ):
-        found = rows(query, key, prefix, variable, timers=timers)
+        found = selected_rows(query, key, prefix, variable, timers=timers)
         shown = list(islice(found, limit)) if limit else list(found)
         more = next(found, None) is not None
         if as_json:
@@ -313,12 +313,12 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     import time
 
     from kafka_eos_source.observe import wording
-    from kafka_eos_source.operate.lower_time import find, lower
+    from kafka_eos_source.operate.lower_time import find_future_shards, lower_times
 
     deadline, target = deadline_of(timeout), target_of(options)
     application_id, name = _application_id(target), require_option("--store", store)
     now_ms = time.time_ns() // 1_000_000
-    change = lower if yes else find
+    change = lower_times if yes else find_future_shards
     group_id = group_of(application_id, target.group_id)
     shards = change(require_brokers(target), application_id, name, group_id, now_ms, deadline)
     if as_json:

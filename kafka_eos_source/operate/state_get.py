@@ -12,7 +12,7 @@ from kafka_eos_source.state.reading.as_text import text
 from kafka_eos_source.state.reading.query import StateQuery
 
 
-def rows(
+def selected_rows(
     state: StateQuery, key: Sequence[str], prefix: str | None, variable: str | None, *, timers: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yields the rows of a key, of all keys whose first column begins with ``prefix``, or all rows.

@@ -39,7 +39,7 @@ class Sweep:
         return sum(each.entry.size_bytes for each in self.deletable)
 
 
-def plan(
+def plan_sweep(
     location: str | None, inspection: Inspection | None, older_than_seconds: float, now_seconds: float
 ) -> Sweep:
     """Decides what can be deleted. Deletes nothing.
@@ -61,7 +61,7 @@ def plan(
         )
     token_batch, why_unknown = _token_batch(inspection)
     decisions = staging.sweep_decisions(
-        staging.entries(location),
+        staging.staged_entries(location),
         token_batch=token_batch,
         older_than_seconds=older_than_seconds,
         now_seconds=now_seconds,
@@ -82,7 +82,7 @@ def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
     return token.batch_id, ""
 
 
-def perform(sweep: Sweep) -> dict[str, str]:
+def perform_sweep(sweep: Sweep) -> dict[str, str]:
     """Deletes what can be deleted.
 
     Returns:

@@ -122,7 +122,7 @@ def describe(name: str, as_json: bool, timeout: str, **options: Any) -> None:
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
     with open_reader(target_of({**options, "topic": name})) as reader:
         assert reader is not None, "_kafka has checked the brokers"
-        described = token_topics.describe(kafka, name, reader, deadline)
+        described = token_topics.describe_token_topic(kafka, name, reader, deadline)
     if as_json:
         print_json(token_topics.described_json(described))
     else:
@@ -174,7 +174,7 @@ def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: st
     if found and not as_json:
         token_topics.show_entries(view.console(), name, found)
     if forgets:
-        token_topics.forget(kafka, topic, application_id, survey, deadline)
+        token_topics.forget_query(kafka, topic, application_id, survey, deadline)
     if as_json:
         print_json({"topic": name, "records": token_topics.entries_json(found), "deleted": forgets})
     elif forgets:
@@ -244,7 +244,7 @@ def restore(
             f"record's offsets to group {record.group_id!r} if the group has lost them. Stop the query first."
         )
         return
-    held = token_topics.restore(
+    held = token_topics.restore_group(
         KafkaClients(kafka),
         records,
         application_id,

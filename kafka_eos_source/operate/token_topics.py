@@ -62,7 +62,7 @@ class Entry:
     problem: str = ""
 
 
-def describe(
+def describe_token_topic(
     kafka: Mapping[str, Any], name: str, reader: MetadataReader, deadline: Deadline
 ) -> TokenTopicDescription:
     """Reads the topic without waiting for open transactions.
@@ -194,7 +194,7 @@ def restored_json(record: TokenRecord, held: Held | None) -> dict[str, Any]:
     }
 
 
-def forget(
+def forget_query(
     kafka: Mapping[str, str], topic: TokenTopic, application_id: str, found: Survey, deadline: Deadline
 ) -> int:
     """Writes a tombstone for every record of a query.
@@ -227,7 +227,7 @@ def forget(
     return len(partitions)
 
 
-def restore(
+def restore_group(
     clients: Clients,
     records: TokenRecords,
     application_id: str,

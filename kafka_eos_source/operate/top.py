@@ -12,7 +12,7 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.observe.journal import query_journal, query_journals
 from kafka_eos_source.observe.view import QueryView, Status, TopicLag, view
 from kafka_eos_source.operate import checkpoint as checkpoints
-from kafka_eos_source.operate.lag import GroupLag, lag
+from kafka_eos_source.operate.lag import GroupLag, measure_lag
 from kafka_eos_source.operate.target import Target
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
@@ -59,8 +59,8 @@ def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[],
         InvalidOptionError: if the ``application.id`` is not known.
         OperatorError: if the figures cannot be read, or the checkpoint is damaged.
     """
-    found = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
-    application_id = checkpoints.application_id(target.application_id, found)
+    found = checkpoints.read_checkpoint(target.checkpoint) if target.checkpoint is not None else None
+    application_id = checkpoints.known_application_id(target.application_id, found)
     group_id = group_of(application_id, target.group_id)
 
     def look() -> QueryView:
@@ -77,7 +77,7 @@ def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[],
         with ClusterReader(admin_config(target.kafka)) as cluster:
             deadline = timeout()
             offsets, _ = cluster.group(group_id, (), deadline)
-            measured = lag(cluster, group_id, deadline)
+            measured = measure_lag(cluster, group_id, deadline)
         return remote_view(application_id, newest(offsets.values(), application_id), measured)
 
     return look

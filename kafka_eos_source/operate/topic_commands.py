@@ -44,7 +44,7 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
     """List the topics and their numbers of partitions."""
     from kafka_eos_source.operate import topics as operating
 
-    found = operating.topics(kafka_of(given), deadline_of(timeout), internal=internal)
+    found = operating.partition_counts(kafka_of(given), deadline_of(timeout), internal=internal)
     if as_json:
         print_json([{"topic": name, "partitions": count} for name, count in found.items()])
         return
@@ -81,7 +81,7 @@ def create(
     kafka = kafka_of(given)
     results = []
     for name in names:
-        created = operating.create(
+        created = operating.create_topic(
             kafka,
             name,
             deadline_of(timeout),
@@ -105,7 +105,7 @@ def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
     """Show a topic's partitions, transactions and properties."""
     from kafka_eos_source.operate import topics as operating
 
-    found = operating.describe(kafka_of(given), name, deadline_of(timeout))
+    found = operating.describe_topic(kafka_of(given), name, deadline_of(timeout))
     if as_json:
         print_json(found.to_json())
     else:
@@ -232,22 +232,22 @@ def lag(
     from kafka_eos_source.kafka.cluster_reader import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.operate import checkpoint as checkpoints
-    from kafka_eos_source.operate.lag import lag as measure
+    from kafka_eos_source.operate.lag import measure_lag
     from kafka_eos_source.protocol.identity import group_of
 
     if (checkpoint, application_id, group_id) == (None, None, None):
         raise click.UsageError("name the query: --checkpoint, --application-id or --group.")
     kafka = kafka_of(given)
-    found = checkpoints.read(checkpoint) if checkpoint is not None else None
+    found = checkpoints.read_checkpoint(checkpoint) if checkpoint is not None else None
     if group_id is None:
         group_id = kafka.get("group.id")
     if group_id is None:
-        group_id = group_of(checkpoints.application_id(application_id, found))
+        group_id = group_of(checkpoints.known_application_id(application_id, found))
     sources = [tp for each in (found.sources() if found is not None else ()) for tp in each.end or ()]
     pause = threading.Event()
     with ClusterReader(admin_config(kafka)) as cluster:
         while True:
-            measured = measure(cluster, group_id, deadline_of(timeout), sources=sources)
+            measured = measure_lag(cluster, group_id, deadline_of(timeout), sources=sources)
             if as_json:
                 click.echo(json.dumps(measured.to_json()))
             else:

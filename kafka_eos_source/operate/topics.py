@@ -48,7 +48,9 @@ def logs_json(logs: Mapping[TopicPartition, LogEnds]) -> list[dict[str, int]]:
     return [{"partition": tp.partition, **asdict(log)} for tp, log in sorted(logs.items())]
 
 
-def topics(kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = False) -> dict[str, int]:
+def partition_counts(
+    kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = False
+) -> dict[str, int]:
     """Returns the number of partitions of each topic, by name.
 
     Args:
@@ -64,7 +66,7 @@ def topics(kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = Fal
     return {name: found[name] for name in sorted(found) if internal or not name.startswith(INTERNAL_PREFIX)}
 
 
-def create(
+def create_topic(
     kafka: Mapping[str, Any],
     name: str,
     deadline: Deadline,
@@ -89,7 +91,7 @@ def create(
     return created
 
 
-def describe(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDescription:
+def describe_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDescription:
     """Describes one topic.
 
     Raises:
@@ -122,7 +124,7 @@ def log_ends(
 
 def no_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> InvalidOptionError:
     """Returns the error for a topic that does not exist; it names those that do."""
-    others = list(topics(kafka, deadline))
+    others = list(partition_counts(kafka, deadline))
     known = ", ".join(repr(each) for each in others[:10]) or "none"
     more = f" and {len(others) - 10} more" if len(others) > 10 else ""
     return InvalidOptionError(

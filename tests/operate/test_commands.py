@@ -453,7 +453,7 @@ def test_adopt_refuses_to_answer_for_a_token_topic_that_cannot_be_read(made: Gen
     made.write_batches(6, 7)
     silent = UnavailableError("the topic does not answer", fix="look")
     found = inspect_with_token_topic(made, FakeReader(), silent)
-    adoption = adopt.plan(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
+    adoption = adopt.plan_adoption(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
     assert adoption.request is None
     assert adoption.refused is not None
     assert adoption.refused.condition == "UNAVAILABLE"
@@ -577,7 +577,7 @@ def plan_adoption(
 ) -> adopt.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
     reader = FakeReader(dict(broker.group), all_topics=dict(broker.topics))
-    return adopt.plan(inspect(named, reader, five_seconds()), named, outcome)
+    return adopt.plan_adoption(inspect(named, reader, five_seconds()), named, outcome)
 
 
 def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
@@ -925,7 +925,7 @@ def test_commands_that_change_kafka_need_brokers_and_yes(
         raise AssertionError("a dry run wrote")
 
     monkeypatch.setattr("kafka_eos_source.operate.fence.fence", never)
-    monkeypatch.setattr("kafka_eos_source.operate.adopt.perform", never)
+    monkeypatch.setattr("kafka_eos_source.operate.adopt.perform_adoption", never)
     where = ["--checkpoint", made.location, "--committed"] if command == "adopt" else []
     bare = run(command, "--application-id", APP, *where)
     assert bare.exit_code == 1
@@ -940,7 +940,9 @@ def test_the_next_batch_id_follows_the_rule_of_spark(made: GeneratedCheckpoint) 
     nexts = {}
     for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
         folder = Path(made.location).with_name(f"c{committed}{planned}")
-        found = checkpoints.read(GeneratedCheckpoint(folder).write_batches(committed, planned).location)
+        found = checkpoints.read_checkpoint(
+            GeneratedCheckpoint(folder).write_batches(committed, planned).location
+        )
         assert found is not None
         nexts[committed, planned] = found.next_batch
     assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}

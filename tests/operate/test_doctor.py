@@ -193,7 +193,7 @@ FINE = {
 def test_version_combinations_that_do_not_work_are_reported(
     changed: dict[str, str | None], python: str, java_major: int, severity: Severity, said: str
 ) -> None:
-    found = list(versions.check(versions.Versions({**FINE, **changed}, python, java_major)))
+    found = list(versions.check_versions(versions.Versions({**FINE, **changed}, python, java_major)))
     complete(*found)
     assert worst(found) is severity
     assert any(said in each.what for each in found)
@@ -481,14 +481,14 @@ def needed(names: Names, principal: str) -> list[Need]:
 
 @pytest.mark.parametrize("principal", rights.PRINCIPALS)
 def test_each_missing_right_is_named(principal: str) -> None:
-    (fine,) = rights.check(STATEFUL, principal, Asks(ALL))
+    (fine,) = rights.check_rights(STATEFUL, principal, Asks(ALL))
     assert fine.severity is OK
     for need in needed(STATEFUL, principal):
         if need.kind == "transactional id":
             asks = Asks(ALL, writes=False)
         else:
             asks = Asks({**ALL, need.name: ALL[need.name] - {need.operation}})
-        found, *fine = rights.check(STATEFUL, principal, asks)
+        found, *fine = rights.check_rights(STATEFUL, principal, asks)
         complete(found)
         assert found.severity is (NOTE if need.without else BAD)
         assert [each.severity for each in fine] == ([OK] if need.without else [])
@@ -511,7 +511,7 @@ def test_each_principal_needs_its_own_rights() -> None:
 
 def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
     missing = {name: each for name, each in ALL.items() if name not in ("out", "group")}
-    found = list(rights.check(STATEFUL, "sink", Asks(missing, writes=None)))
+    found = list(rights.check_rights(STATEFUL, "sink", Asks(missing, writes=None)))
     complete(*found)
     assert {each.what.partition(",")[0] for each in found if each.severity is WARNING} == {
         "topic 'out' does not exist"
@@ -550,14 +550,14 @@ class DeadLetterTopics:
 def test_a_dead_letter_topic_that_loses_or_refuses_letters_is_reported(
     config: dict[str, str], severity: Severity, text: str
 ) -> None:
-    (found,) = dead_letters.check("dead", "out", DeadLetterTopics(**config), soon())
+    (found,) = dead_letters.check_dead_letter_topic("dead", "out", DeadLetterTopics(**config), soon())
     complete(found)
     assert found.severity is severity
     assert text in found.what
 
 
 def test_a_missing_dead_letter_topic_is_reported() -> None:
-    (found,) = dead_letters.check("other", "out", DeadLetterTopics(), soon())
+    (found,) = dead_letters.check_dead_letter_topic("other", "out", DeadLetterTopics(), soon())
     complete(found)
     assert (found.severity, found.what) == (BAD, "the dead-letter topic 'other' does not exist")
 

@@ -167,7 +167,7 @@ def test_commands_use_the_local_broker_by_default(
         asked.append(kafka["bootstrap.servers"])
         return {"flights": 3}
 
-    monkeypatch.setattr(operating, "topics", topics)
+    monkeypatch.setattr(operating, "partition_counts", topics)
     result = CliRunner().invoke(main, ["topics", "list", *arguments])
     assert (result.exit_code, asked) == (0, [servers]), result.output
 

@@ -24,7 +24,9 @@ class Topics(Protocol):
     def config(self, name: str, deadline: Deadline) -> Mapping[str, str]: ...
 
 
-def check(name: str, output: str | None, topics: Topics, deadline: Deadline) -> Iterator[Finding]:
+def check_dead_letter_topic(
+    name: str, output: str | None, topics: Topics, deadline: Deadline
+) -> Iterator[Finding]:
     """Yields what is wrong with a dead-letter topic, or that nothing is.
 
     Args:

@@ -20,7 +20,7 @@ class Asks(Protocol):
     def may_write_transactional_id(self, transactional_id: str) -> bool | None: ...
 
 
-def check(names: Names, principal: str, asks: Asks) -> Iterator[Finding]:
+def check_rights(names: Names, principal: str, asks: Asks) -> Iterator[Finding]:
     """Yields a finding for each missing right, or one that all rights are there.
 
     Args:

@@ -152,7 +152,7 @@ def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
         return lambda: iter([check()])
 
     return {
-        "versions": lambda: versions.check(versions.installed(_java_major())),
+        "versions": lambda: versions.check_versions(versions.installed(_java_major())),
         "java": one(machine.check_java),
         "kernel": one(machine.check_kernel),
         "discovery": one(machine.discovery),
@@ -223,14 +223,16 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
         yield cluster.replicas(found, used.topics if used is not None else ())
     if used is not None and _wanted(patient, "rights"):
         try:
-            yield from rights.check(used, patient.principal, Rights(kafka, soon()))
+            yield from rights.check_rights(used, patient.principal, Rights(kafka, soon()))
         except KafkaEosError as error:
             yield failure("rights", error, "the query logs in with the same credentials")
     if patient.dead_letter_topic is not None and _wanted(patient, "dead-letters"):
         output = patient.target.anchor_topic
         try:
             with TopicAdmin(kafka) as admin:
-                yield from dead_letters.check(patient.dead_letter_topic, output, admin, soon())
+                yield from dead_letters.check_dead_letter_topic(
+                    patient.dead_letter_topic, output, admin, soon()
+                )
         except KafkaEosError as error:
             yield failure("dead-letters", error, "the sink writes dead letters with the same credentials")
     if inspection is not None and _wanted(patient, "retention"):

@@ -140,7 +140,7 @@ def installed(java: int | None) -> Versions:
     )
 
 
-def check(versions: Versions) -> Iterator[Finding]:
+def check_versions(versions: Versions) -> Iterator[Finding]:
     """Yields the versions, and each known problem of their combination."""
     listed = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.packages.items())
     text = f"Python {versions.python}, {listed}, librdkafka {librdkafka_version()}"
