@@ -27,9 +27,8 @@ from pyspark.sql import functions as f
 from integration.support.kafka import Admin
 from kafka_eos_source import invalid_record
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.json_shape import Lines, mismatches
-from kafka_eos_source.operate.json_shapes import ERROR, SHAPES
+from kafka_eos_source.operate.json_documents import ERROR, SHAPES, Lines, mismatches
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory

@@ -55,8 +55,8 @@ from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.cluster import Cluster
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, Right, needs, title
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Mark, Token
 from kafka_eos_source.runtime.deadline import Deadline

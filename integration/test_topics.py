@@ -18,9 +18,8 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
-from kafka_eos_source.operate.lag import measure_lag
-from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.operate.topics import describe_topic
+from kafka_eos_source.operate.records import TopicRecord, describe_topic
+from kafka_eos_source.operate.topics import measure_lag
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 

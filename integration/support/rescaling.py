@@ -14,7 +14,7 @@ import json, os, sys
 from integration.chaos.switches import switch_off
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.cli import main
-import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
+import kafka_eos_source.operate.rescale, kafka_eos_source.operate.shared
 from kafka_eos_source.operate import rescale_records
 from kafka_eos_source.state.changelog import restore
 steps, words, slice_records, mutations = json.loads(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Reads the dead letters of a topic, those that filters select."""
+"""The dead letters of a topic that filters select."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate import records
 from kafka_eos_source.operate.records import TopicRecord, contents_json
-from kafka_eos_source.operate.records import read as read_records
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
 from kafka_eos_source.runtime.json_output import json_text
@@ -106,7 +106,7 @@ def read_letters(
         UnavailableError: the brokers are silent for too long.
         AuthorizationError: the topic may not be read.
     """
-    for record in read_records(kafka, ranges, logs, silence_seconds=silence_seconds):
+    for record in records.read(kafka, ranges, logs, silence_seconds=silence_seconds):
         yield Letter.of(record)
 
 

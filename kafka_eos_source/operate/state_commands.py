@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.shared_options import (
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.operate.shared import (
+    APPLICATION_ID,
     CONNECTION,
     YES,
+    ExitCode,
+    console,
     deadline_of,
     open_reader,
     require_brokers,
     require_option,
+    table_of,
     target_of,
     with_options,
 )
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON, json_text, print_json
 
 if TYPE_CHECKING:
-    from kafka_eos_source.operate.rescale_journal import Progress
-    from kafka_eos_source.operate.target import Target
-    from kafka_eos_source.state.reading.cut import Changelog
+    from rich.console import Console
 
-_APPLICATION = click.option("--application-id", metavar="ID", help="The query's option application.id.")
+    from kafka_eos_source.operate.rescale_copy import Progress
+    from kafka_eos_source.operate.shared import Target
+    from kafka_eos_source.operate.stores import ChangelogShard, LocalShard, RestoredShard, Verified
+    from kafka_eos_source.state.reading.cut import Changelog, Cut
+
 _STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
 _STATE_DIR = click.option(
     "--state-dir", metavar="DIR", help="The operator's option state.dir, on this machine."
@@ -49,7 +59,7 @@ def state() -> None:
 
 
 @state.command("ls")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
 def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **options: Any) -> None:
     """List state databases on this machine and changelogs in Kafka.
 
@@ -57,8 +67,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
     batches. Changelogs, with --application-id and brokers: the ends of each log, the committed offset and its
     batch.
     """
-    from kafka_eos_source.errors import InvalidOptionError
-    from kafka_eos_source.operate import state_list, state_view, view
+    from kafka_eos_source.operate import stores
 
     target = target_of(options)
     if state_dir is None and target.kafka is None:
@@ -66,28 +75,28 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
             "nothing to list: neither a state directory nor brokers are set.",
             fix="add --state-dir, or --application-id and --bootstrap-servers, or both.",
         )
-    local = [] if state_dir is None else state_list.local_shards(state_dir, target.application_id, store)
-    changelogs: list[state_list.ChangelogShard] = []
+    local = [] if state_dir is None else stores.local_shards(state_dir, target.application_id, store)
+    changelogs: list[ChangelogShard] = []
     application_id = ""
     with open_reader(target) as reader:
         if reader is not None:
             application_id = _application_id(target)
-            changelogs = state_list.changelog_shards(
+            changelogs = stores.changelog_shards(
                 reader, group_of(application_id, target.group_id), application_id, store, deadline_of(timeout)
             )
     if as_json:
-        print_json(state_view.listing_json(local, changelogs))
+        print_json(listing_json(local, changelogs))
         return
-    out = view.console()
+    out = console()
     if state_dir is not None:
-        state_view.show_local(out, state_dir, local)
+        show_local(out, state_dir, local)
     if target.kafka is not None:
-        state_view.show_changelogs(out, application_id, changelogs)
+        show_changelogs(out, application_id, changelogs)
 
 
 @state.command("get")
 @click.argument("key", nargs=-1)
-@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
 @click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
 @click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
 @click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
@@ -111,10 +120,7 @@ def get(
     in Kafka; with both, it reads the databases as of the batch that Kafka holds. It takes no locks, so the
     query may run.
     """
-    from itertools import islice
-
-    from kafka_eos_source.operate import state_view, view
-    from kafka_eos_source.operate.state_get import selected_rows
+    from kafka_eos_source.operate.stores import selected_rows
     from kafka_eos_source.state.reading.query import StateQuery
 
     target = target_of(options)
@@ -134,16 +140,16 @@ def get(
         more = next(found, None) is not None
         if as_json:
             for row in shown:
-                click.echo(state_view.row_json(row))
+                click.echo(row_json(row))
         else:
             batch = "no batch" if query.batch_id is None else f"batch {query.batch_id}"
-            state_view.show_rows(view.console(), f"{query.store}, {batch}", shown)
+            show_rows(console(), f"{query.store}, {batch}", shown)
         if more:
             click.echo(f"There are more than {limit} rows; --limit 0 shows all.", err=True)
 
 
 @state.command("restore")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
 @click.option(
     "--shard",
     "only",
@@ -166,7 +172,7 @@ def restore(
     Stop the query first. Its tasks restore their databases themselves; use this command to prepare a machine
     in advance. With --snapshot-location, a database that is missing or far behind begins with a snapshot.
     """
-    from kafka_eos_source.operate import state_restore, state_view, view
+    from kafka_eos_source.operate import stores
 
     deadline = deadline_of(timeout)
     changelog = _changelog(options, store, snapshot_location)
@@ -184,19 +190,19 @@ def restore(
             f"With --yes: the command restores the databases of {cut.application_id}/{cut.store} in {root} "
             "to these batches."
         )
-    out = view.console()
+    out = console()
     restored = []
     with _snapshots_explained(snapshot_location, as_json=as_json):
-        for each in state_restore.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
+        for each in stores.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
             restored.append(each)
             if not as_json:
-                state_view.show_restored(out, each)
+                show_restored(out, each)
     if as_json:
-        print_json(state_view.restore_json(cut, shards, restored))
+        print_json(restore_json(cut, shards, restored))
 
 
 @state.command("verify")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -214,20 +220,20 @@ def verify(
 
     Exit code: 0 = identical; 3 = different.
     """
-    from kafka_eos_source.operate import state_verify, state_view, view
+    from kafka_eos_source.operate import stores
     from kafka_eos_source.state.reading.local import folders
 
     changelog = _changelog(options, store)
     root = require_option("--state-dir", state_dir)
-    out = view.console()
+    out = console()
     verified = []
     found = folders(root, changelog.application_id, changelog.store)
-    for each in state_verify.verify(found, changelog, deadline_of(timeout)):
+    for each in stores.verify(found, changelog, deadline_of(timeout)):
         verified.append(each)
         if not as_json:
-            state_view.show_verified(out, each)
+            show_verified(out, each)
     if as_json:
-        print_json([state_view.verified_json(each) for each in verified])
+        print_json([verified_json(each) for each in verified])
     if any(each.differing for each in verified):
         if not as_json:
             out.print(
@@ -238,7 +244,7 @@ def verify(
 
 
 @state.command("rescale")
-@with_options(_APPLICATION, _STORE)
+@with_options(APPLICATION_ID, _STORE)
 @click.option("--shards", type=click.IntRange(1), required=True, help="New number of shards.")
 @with_options(*CONNECTION, YES, JSON)
 def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
@@ -251,10 +257,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
     With --json, the progress goes to standard error, one line of JSON after each transaction.
     """
-    import json
-
-    from kafka_eos_source.operate.rescale import Rescale
-    from kafka_eos_source.operate.rescale_topics import copy_name
+    from kafka_eos_source.operate.rescale import Rescale, copy_name
     from kafka_eos_source.state.changelog.move import Stage
 
     deadline = deadline_of(timeout)
@@ -302,7 +305,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
 
 @state.command("lower-time")
-@with_options(_APPLICATION, _STORE, *CONNECTION, YES, JSON)
+@with_options(APPLICATION_ID, _STORE, *CONNECTION, YES, JSON)
 def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
     """Lower recorded processing times that are in the future.
 
@@ -310,10 +313,8 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     it after a clock was wrong for a while, so that timers fire again. Timers and other entries that the state
     got with the wrong time keep it.
     """
-    import time
-
     from kafka_eos_source.observe import wording
-    from kafka_eos_source.operate.lower_time import find_future_shards, lower_times
+    from kafka_eos_source.operate.stores import find_future_shards, lower_times
 
     deadline, target = deadline_of(timeout), target_of(options)
     application_id, name = _application_id(target), require_option("--store", store)
@@ -364,8 +365,6 @@ def _changelog(
 @contextmanager
 def _snapshots_explained(location: str | None, *, as_json: bool) -> Iterator[None]:
     """Shows on standard error which snapshots are used, and why others are not."""
-    import logging
-
     if location is None or as_json:
         yield
         return
@@ -396,8 +395,6 @@ def _application_id(target: Target) -> str:
 
 
 def _shards(only: tuple[int, ...], shards: int) -> list[int]:
-    from kafka_eos_source.errors import InvalidOptionError
-
     wrong = [each for each in only if not 0 <= each < shards]
     if wrong:
         raise InvalidOptionError(
@@ -405,3 +402,177 @@ def _shards(only: tuple[int, ...], shards: int) -> list[int]:
             fix=f"use 0 to {shards - 1}.",
         )
     return sorted(set(only)) or list(range(shards))
+
+
+# -- what the commands print
+
+
+def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
+    """Prints the databases in a state directory."""
+    table = table_of(
+        root, "application.id", "store", ">shard", ">of", ">batch", ">offset", ">pending", ">bytes"
+    )
+    for each in shards:
+        own = each.identity
+        table.add_row(
+            each.folder.application_id,
+            each.folder.store,
+            str(each.folder.shard),
+            _or(own and own.shards),
+            _or(each.batch and each.batch.batch_id),
+            _or(each.next_offset),
+            ", ".join(map(str, each.pending)),
+            f"{each.size_bytes:,}",
+            style="red" if each.problem else None,
+        )
+    out.print(table if shards else f"The folder {root!r} contains no state.")
+    for each in shards:
+        if each.problem:
+            out.print(f"{each.folder.path}: {each.problem}")
+
+
+def show_changelogs(out: Console, application_id: str, shards: Sequence[ChangelogShard]) -> None:
+    """Prints the changelogs of a query."""
+    columns = ("store", "partition", ">log from", ">stable", ">log to", ">committed", ">lag", ">batch")
+    table = table_of(f"changelogs of {application_id}", *columns)
+    for each in shards:
+        table.add_row(
+            each.store,
+            str(each.tp),
+            str(each.log.earliest),
+            str(each.log.stable),
+            str(each.log.end),
+            _or(each.committed),
+            str(each.lag),
+            _or(each.token and each.token.batch_id),
+            style="yellow" if each.log.stable < each.log.end else None,
+        )
+    out.print(table if shards else f"Kafka has no topic named {application_id}-…-changelog.")
+    for problem in dict.fromkeys(each.problem for each in shards if each.problem):
+        out.print(problem)
+
+
+def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> dict[str, Any]:
+    """Returns databases and changelogs as a JSON object; null = not known, or not present."""
+    return {
+        "local": [
+            {
+                "application_id": each.folder.application_id,
+                "store": each.folder.store,
+                "shard": each.folder.shard,
+                "shards": each.identity and each.identity.shards,
+                "path": str(each.folder.path),
+                "batch": each.batch and each.batch.batch_id,
+                "next_offset": each.next_offset,
+                "pending": list(each.pending),
+                "bytes": each.size_bytes,
+                "problem": each.problem or None,
+            }
+            for each in local
+        ],
+        "changelogs": [
+            {
+                "store": each.store,
+                "topic": each.tp.topic,
+                "partition": each.tp.partition,
+                "earliest": each.log.earliest,
+                "stable": each.log.stable,
+                "log_end": each.log.end,
+                "committed": each.committed,
+                "lag": each.lag,
+                "batch": each.token and each.token.batch_id,
+                "problem": each.problem or None,
+            }
+            for each in changelogs
+        ],
+    }
+
+
+def restore_json(cut: Cut, shards: Sequence[int], restored: Sequence[RestoredShard]) -> dict[str, Any]:
+    """Returns what `state restore` would restore, and what it restored, as a JSON object.
+
+    Args:
+        cut: what Kafka holds of each shard.
+        shards: the shards that the command was asked to restore.
+        restored: the shards that it restored.
+    """
+    batches = {shard: cut.batches[shard] for shard in shards}
+    return {
+        "application_id": cut.application_id,
+        "store": cut.store,
+        "shards": [
+            {"shard": shard, "batch": batch and batch.batch_id, "offset": cut.ends[shard]}
+            for shard, batch in batches.items()
+        ],
+        "restored": [
+            {
+                "shard": each.shard,
+                "batch": each.batch_id,
+                "snapshot": each.snapshot_offset,
+                "records": each.records,
+                "promoted": each.promoted,
+                "wiped": each.wiped,
+                "ms": round(each.ms),
+            }
+            for each in restored
+        ],
+    }
+
+
+def verified_json(each: Verified) -> dict[str, Any]:
+    """Returns the result of one compared shard as a JSON object."""
+    return {
+        "shard": each.shard,
+        "batch": each.batch_id,
+        "offset": each.end,
+        "entries": each.entries,
+        "differing": each.differing,
+        "differences": [{"kind": one.kind.value, "key": one.key.hex()} for one in each.differences],
+    }
+
+
+def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints rows of a store, with a column for each field of key and value."""
+    from kafka_eos_source.state.reading.as_text import flat, text
+
+    found = [flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in found for name in row))
+    table = table_of(title, *names)
+    for row in found:
+        table.add_row(*(text(row.get(name)) for name in names))
+    out.print(table)
+
+
+def row_json(row: Mapping[str, Any]) -> str:
+    """Returns a row of a store as JSON on one line."""
+    from kafka_eos_source.state.reading.as_text import text
+
+    return json_text(row, default=text)
+
+
+def show_restored(out: Console, each: RestoredShard) -> None:
+    """Prints one restored shard."""
+    how = "promoted its pending batch" if each.promoted else f"read {each.records:,} records"
+    rate = f", {each.records / each.ms * 1000:,.0f} per second" if each.records and each.ms else ""
+    at = each.snapshot_offset
+    began = "" if at is None else f"began with the snapshot at changelog offset {at}, "
+    wiped = f"; discarded the old database ({each.wiped})" if each.wiped else ""
+    out.print(f"shard {each.shard}: at batch {each.batch_id}, {began}{how}{rate}{wiped}")
+
+
+def show_verified(out: Console, each: Verified) -> None:
+    """Prints the result of one compared shard."""
+    batch = "no batch" if each.batch_id is None else f"batch {each.batch_id}"
+    result = "identical" if not each.differing else f"{each.differing:,} keys differ"
+    out.print(
+        f"shard {each.shard}: {batch}, offset {each.end}, {each.entries:,} entries: {result}",
+        style="red" if each.differing else None,
+    )
+    for one in each.differences:
+        out.print(f"  {one.kind.value}: {one.key.hex()}")
+    if each.differing > len(each.differences):
+        out.print(f"  … and {each.differing - len(each.differences):,} more")
+
+
+def _or(value: object) -> str:
+    return "" if value is None else str(value)

@@ -38,7 +38,7 @@ from kafka_eos_source.kafka.wire.fetched_batches import DamagedBatchError, Fetch
 from kafka_eos_source.kafka.wire.messages import check_size, decoded
 from kafka_eos_source.kafka.wire.sasl import new_exchange
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.rescale_journal import CopyJournal
+from kafka_eos_source.operate.rescale_copy import CopyJournal
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.dead_letters import DeadLetter
 from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_offset_json

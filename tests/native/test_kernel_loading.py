@@ -20,7 +20,7 @@ from kafka_eos_source.datasource import KafkaEosDataSource
 from kafka_eos_source.datasource.state import KafkaEosStateDataSource
 from kafka_eos_source.errors import KernelUnavailableError
 from kafka_eos_source.native import loader
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import ExitCode
 
 REAL = {name: Path(loader.load(name)._name) for name in loader.VERSIONS}
 

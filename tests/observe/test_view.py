@@ -33,7 +33,7 @@ from kafka_eos_source.observe.totals import with_totals
 from kafka_eos_source.observe.view import QueryView, Status, view
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
-from kafka_eos_source.operate.lag import GroupLag, PartitionLag
+from kafka_eos_source.operate.topics import GroupLag, PartitionLag
 from kafka_eos_source.protocol.token import Token
 from tests.observe.test_journal import BATCH, SOURCE, WAITING, WRITER, shared  # noqa: F401
 

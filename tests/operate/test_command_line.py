@@ -15,10 +15,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kafka_eos_source import cli
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate import completion, json_shape, json_shapes
-from kafka_eos_source.operate.exit_codes import ExitCode, table
-from kafka_eos_source.operate.json_shape import Optional, OrNull
+from kafka_eos_source.operate import json_documents
+from kafka_eos_source.operate.json_documents import Optional, OrNull
+from kafka_eos_source.operate.shared import ExitCode, exit_code_table
 from tests import ROOT
 
 DOCS = ROOT / "docs"
@@ -97,7 +98,7 @@ _NEVER_FAIL = {"completion", "doctor"}
 
 def test_each_command_is_covered() -> None:
     assert set(COMMANDS) == set(_FAILING) | _NEVER_FAIL
-    assert set(COMMANDS) == set(json_shapes.SHAPES)
+    assert set(COMMANDS) == set(json_documents.SHAPES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,7 +127,7 @@ def test_each_command_that_fails_ends_with_1_and_says_why(
     code, shown, _ = run(*arguments, "--json")
     assert code == ExitCode.FAILED
     said = json.loads(shown)
-    assert list(json_shape.mismatches(json_shapes.ERROR, said)) == []
+    assert list(json_documents.mismatches(json_documents.ERROR, said)) == []
     assert f"[{said['error']['condition']}] {said['error']['message'][:40]}" in errors
 
 
@@ -144,7 +145,7 @@ def test_commands_that_report_brokers_as_a_finding_end_with_3(
 ) -> None:
     code, shown, _ = run(command, *arguments, "--json")
     assert code == ExitCode.NEEDS_A_PERSON
-    assert list(json_shape.mismatches(json_shapes.SHAPES[command], json.loads(shown))) == []
+    assert list(json_documents.mismatches(json_documents.SHAPES[command], json.loads(shown))) == []
 
 
 def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None:
@@ -155,8 +156,8 @@ def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None
         "e": {"*": {"f": "x"}},
     }
     good = {"a": 1, "b": [{"c": 2}], "e": {"anything": {"f": 1}}}
-    assert list(json_shape.mismatches(shape, good)) == []
-    assert list(json_shape.mismatches(shape, {**good, "b": None, "d": "x"})) == []
+    assert list(json_documents.mismatches(shape, good)) == []
+    assert list(json_documents.mismatches(shape, {**good, "b": None, "d": "x"})) == []
     for bad, said in (
         ({**good, "z": 1}, "$.z is not documented"),
         ({"a": 1, "b": None}, "$.e is missing"),
@@ -165,25 +166,25 @@ def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None
         ({**good, "e": {"anything": {}}}, "$.e.anything.f is missing"),
         ([], "$: [] is not an object"),
     ):
-        assert list(json_shape.mismatches(shape, bad)) == [said]
+        assert list(json_documents.mismatches(shape, bad)) == [said]
 
 
 def test_the_documentation_has_the_exit_codes_and_the_json_of_this_version() -> None:
-    assert table() in (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert exit_code_table() in (DOCS / "command-line.md").read_text(encoding="utf-8")
     written = (DOCS / "cli-json.md").read_text(encoding="utf-8")
-    assert written == json_shapes.documentation(), "run python -m kafka_eos_source.operate.json_shapes"
+    assert written == json_documents.documentation(), "run python -m kafka_eos_source.operate.json_documents"
 
 
 # -- completion
 
 
-@pytest.mark.parametrize("shell", sorted(completion.INSTALL))
+@pytest.mark.parametrize("shell", sorted(cli.INSTALL))
 def test_each_shell_has_a_script(shell: str) -> None:
     code, script, _ = run("completion", shell)
     assert code == ExitCode.DONE
     assert f"_KAFKA_EOS_COMPLETE={shell}_complete" in script
     printed = json.loads(run("completion", shell, "--json")[1])
-    assert list(json_shape.mismatches(json_shapes.SHAPES["completion"], printed)) == []
+    assert list(json_documents.mismatches(json_documents.SHAPES["completion"], printed)) == []
     assert printed["script"] + "\n" == script
 
 

@@ -43,14 +43,12 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
-from kafka_eos_source.operate import adopt, staging
-from kafka_eos_source.operate import checkpoint as checkpoints
-from kafka_eos_source.operate.adopt import BatchOutcome
-from kafka_eos_source.operate.inspect import Inspection, inspect
-from kafka_eos_source.operate.staging import StagedEntry
-from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target_from_options
-from kafka_eos_source.operate.verdict import short_name
-from kafka_eos_source.operate.view import show_inspection
+from kafka_eos_source.operate import inspection as checkpoints
+from kafka_eos_source.operate import repair
+from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect, short_name
+from kafka_eos_source.operate.query_commands import show_inspection
+from kafka_eos_source.operate.repair import BatchOutcome
+from kafka_eos_source.operate.shared import Target, kafka_options, parse_properties, target_from_options
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.source_position import SourcePosition
@@ -453,7 +451,7 @@ def test_adopt_refuses_to_answer_for_a_token_topic_that_cannot_be_read(made: Gen
     made.write_batches(6, 7)
     silent = UnavailableError("the topic does not answer", fix="look")
     found = inspect_with_token_topic(made, FakeReader(), silent)
-    adoption = adopt.plan_adoption(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
+    adoption = repair.plan_adoption(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
     assert adoption.request is None
     assert adoption.refused is not None
     assert adoption.refused.condition == "UNAVAILABLE"
@@ -574,16 +572,16 @@ def commit(broker: ModelBroker, made: GeneratedCheckpoint, batch_id: int) -> Ste
 
 def plan_adoption(
     made: GeneratedCheckpoint, broker: ModelBroker, outcome: BatchOutcome | None = None
-) -> adopt.Adoption:
+) -> repair.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
     reader = FakeReader(dict(broker.group), all_topics=dict(broker.topics))
-    return adopt.plan_adoption(inspect(named, reader, five_seconds()), named, outcome)
+    return repair.plan_adoption(inspect(named, reader, five_seconds()), named, outcome)
 
 
-def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
+def perform(broker: ModelBroker, adoption: repair.Adoption) -> None:
     assert adoption.request is not None
     before = list(broker.log)
-    Commit(adoption.request, adopt.NoRows(), broker, ProducerSession(), five_seconds()).run()
+    Commit(adoption.request, repair.NoRows(), broker, ProducerSession(), five_seconds()).run()
     assert broker.log == before, "adopt must write nothing but a token"
 
 
@@ -794,7 +792,7 @@ def test_adopt_writes_nothing_where_no_token_is_missing(made: GeneratedCheckpoin
 def test_sweep_keeps_every_entry_that_may_still_be_read(
     found: list[StagedEntry], token_batch: int | None, older_than_seconds: float
 ) -> None:
-    decisions = staging.sweep_decisions(
+    decisions = repair.sweep_decisions(
         found, token_batch=token_batch, older_than_seconds=older_than_seconds, now_seconds=2000
     )
     for each in decisions:
@@ -924,8 +922,8 @@ def test_commands_that_change_kafka_need_brokers_and_yes(
     def never(*_arguments: object, **_named: object) -> None:
         raise AssertionError("a dry run wrote")
 
-    monkeypatch.setattr("kafka_eos_source.operate.fence.fence", never)
-    monkeypatch.setattr("kafka_eos_source.operate.adopt.perform_adoption", never)
+    monkeypatch.setattr("kafka_eos_source.operate.repair.fence", never)
+    monkeypatch.setattr("kafka_eos_source.operate.repair.perform_adoption", never)
     where = ["--checkpoint", made.location, "--committed"] if command == "adopt" else []
     bare = run(command, "--application-id", APP, *where)
     assert bare.exit_code == 1

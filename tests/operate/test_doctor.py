@@ -26,21 +26,11 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
 from kafka_eos_source.native import loader
-from kafka_eos_source.operate import json_shape, json_shapes
-from kafka_eos_source.operate.doctor import (
-    cluster,
-    dead_letters,
-    executors,
-    machine,
-    probe,
-    query,
-    rights,
-    run,
-    versions,
-)
+from kafka_eos_source.operate import json_documents
+from kafka_eos_source.operate.doctor import cluster, executors, machine, probe, run
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
-from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import QUERY, Names, Need, needs
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support import registry_server
 from tests.support.mock_cluster import MockCluster
@@ -57,7 +47,7 @@ def soon() -> Deadline:
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
     found = json.loads(result.stdout)
-    assert list(json_shape.mismatches(json_shapes.SHAPES["doctor"], found)) == []
+    assert list(json_documents.mismatches(json_documents.SHAPES["doctor"], found)) == []
     return result.exit_code, found
 
 
@@ -193,7 +183,7 @@ FINE = {
 def test_version_combinations_that_do_not_work_are_reported(
     changed: dict[str, str | None], python: str, java_major: int, severity: Severity, said: str
 ) -> None:
-    found = list(versions.check_versions(versions.Versions({**FINE, **changed}, python, java_major)))
+    found = list(machine.check_versions(machine.Versions({**FINE, **changed}, python, java_major)))
     complete(*found)
     assert worst(found) is severity
     assert any(said in each.what for each in found)
@@ -479,16 +469,16 @@ def needed(names: Names, principal: str) -> list[Need]:
     return [each for each in found if each.kind != "cluster" and each.operation != "CREATE"]
 
 
-@pytest.mark.parametrize("principal", rights.PRINCIPALS)
+@pytest.mark.parametrize("principal", cluster.PRINCIPALS)
 def test_each_missing_right_is_named(principal: str) -> None:
-    (fine,) = rights.check_rights(STATEFUL, principal, Asks(ALL))
+    (fine,) = cluster.check_rights(STATEFUL, principal, Asks(ALL))
     assert fine.severity is OK
     for need in needed(STATEFUL, principal):
         if need.kind == "transactional id":
             asks = Asks(ALL, writes=False)
         else:
             asks = Asks({**ALL, need.name: ALL[need.name] - {need.operation}})
-        found, *fine = rights.check_rights(STATEFUL, principal, asks)
+        found, *fine = cluster.check_rights(STATEFUL, principal, asks)
         complete(found)
         assert found.severity is (NOTE if need.without else BAD)
         assert [each.severity for each in fine] == ([OK] if need.without else [])
@@ -511,7 +501,7 @@ def test_each_principal_needs_its_own_rights() -> None:
 
 def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
     missing = {name: each for name, each in ALL.items() if name not in ("out", "group")}
-    found = list(rights.check_rights(STATEFUL, "sink", Asks(missing, writes=None)))
+    found = list(cluster.check_rights(STATEFUL, "sink", Asks(missing, writes=None)))
     complete(*found)
     assert {each.what.partition(",")[0] for each in found if each.severity is WARNING} == {
         "topic 'out' does not exist"
@@ -550,14 +540,14 @@ class DeadLetterTopics:
 def test_a_dead_letter_topic_that_loses_or_refuses_letters_is_reported(
     config: dict[str, str], severity: Severity, text: str
 ) -> None:
-    (found,) = dead_letters.check_dead_letter_topic("dead", "out", DeadLetterTopics(**config), soon())
+    (found,) = cluster.check_dead_letter_topic("dead", "out", DeadLetterTopics(**config), soon())
     complete(found)
     assert found.severity is severity
     assert text in found.what
 
 
 def test_a_missing_dead_letter_topic_is_reported() -> None:
-    (found,) = dead_letters.check_dead_letter_topic("other", "out", DeadLetterTopics(), soon())
+    (found,) = cluster.check_dead_letter_topic("other", "out", DeadLetterTopics(), soon())
     complete(found)
     assert (found.severity, found.what) == (BAD, "the dead-letter topic 'other' does not exist")
 
@@ -592,7 +582,7 @@ WEEK_MS = int(7 * DAY * 1000)
 def test_a_token_that_kafka_deletes_soon_is_reported(
     idle: float, token: bool, kept_ms: Any, topic: str | None, severity: Severity, said: str
 ) -> None:
-    found = query.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
+    found = cluster.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
     complete(found)
     assert found.severity is severity
     assert said in found.what
@@ -600,17 +590,17 @@ def test_a_token_that_kafka_deletes_soon_is_reported(
 
 def test_a_query_that_never_committed_has_no_token_to_lose() -> None:
     new = inspection(planned=None, token=False, committed=False)
-    assert query.retention(new, WEEK_MS, 1e9, None).severity is OK
+    assert cluster.retention(new, WEEK_MS, 1e9, None).severity is OK
 
 
 def test_a_staging_folder_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
-    assert query.staging(str(tmp_path)).severity is OK
+    assert cluster.staging(str(tmp_path)).severity is OK
     assert list(tmp_path.iterdir()) == []
-    assert query.staging(str(tmp_path / "not" / "yet")).severity is OK
+    assert cluster.staging(str(tmp_path / "not" / "yet")).severity is OK
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file" / "below"), "nosuchscheme://bucket/x"):
-        found = query.staging(wrong)
+        found = cluster.staging(wrong)
         complete(found)
         assert found.severity is BAD, wrong
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import topics as operating
-from kafka_eos_source.operate.decoded import decoded
-from kafka_eos_source.operate.lag import source_partitions
+from kafka_eos_source.operate import records as operating
 from kafka_eos_source.operate.records import (
     TopicRecord,
     _in_time_order,
+    decoded,
     from_json,
     from_lines,
     record_json,
     record_line,
 )
+from kafka_eos_source.operate.topics import source_partitions
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.registry.framing import frame_prefix
 from tests.support import registry_server

@@ -16,10 +16,10 @@ from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import replay, replay_targets
+from kafka_eos_source.operate import replay
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.operate.replay_plan import Replay, ranges
+from kafka_eos_source.operate.replay import Replay, ranges
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -162,7 +162,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(replay.dead_letters, "read", found.read)
-    monkeypatch.setattr(replay_targets, "TopicAdmin", lambda _kafka: found)
+    monkeypatch.setattr(replay, "TopicAdmin", lambda _kafka: found)
     monkeypatch.setattr(replay, "_PAUSE_SECONDS", 0.0)
     return found
 
@@ -265,7 +265,7 @@ def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
     refusal: str | None,
 ) -> None:
     """Otherwise the broker refuses its whole transaction each time, and with it the other letters."""
-    monkeypatch.setattr(replay_targets.time, "time", lambda: NOW_MS / 1000)
+    monkeypatch.setattr(replay.time, "time", lambda: NOW_MS / 1000)
     cluster.configs["limited"] = {**CONFIG, **config}
     named = {} if timestamp_ms is None else {"ORIGIN_TIMESTAMP": str(timestamp_ms)}
     cluster.write(FULL, 0, key=key, ORIGIN_TOPIC="limited", **named)
@@ -425,9 +425,7 @@ def test_letters_of_a_topic_that_does_not_exist_are_refused_and_the_others_sent(
 def test_an_option_that_names_no_topic_is_an_error_although_refusals_are_skipped(
     cluster: Cluster, request_of: Callable[..., Replay], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(
-        replay_targets, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix="")
-    )
+    monkeypatch.setattr(replay, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix=""))
     cluster.write(FULL, 0)
     with pytest.raises(InvalidOptionError, match=name):
         cluster.run(request_of(input_to=name), skip_refused=True)

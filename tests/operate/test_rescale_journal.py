@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.operate.rescale_journal import (
+from kafka_eos_source.operate.rescale import kept_deletes, unkept_deletes
+from kafka_eos_source.operate.rescale_copy import (
     CopyJournal,
     Progress,
     decode_notes,
@@ -17,7 +18,6 @@ from kafka_eos_source.operate.rescale_journal import (
     filled_until,
     with_filled,
 )
-from kafka_eos_source.operate.rescale_topics import kept_deletes, unkept_deletes
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.model import BatchRecord

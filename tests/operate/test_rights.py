@@ -13,10 +13,9 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate import json_shape, json_shapes, rights
-from kafka_eos_source.operate.doctor.run import names_of
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names
+from kafka_eos_source.operate import json_documents, rights
+from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, names_of
+from kafka_eos_source.operate.shared import ExitCode
 from tests import ROOT
 
 DOCS = ROOT / "docs"
@@ -196,7 +195,7 @@ def test_each_command_has_rights_of_its_own(command: str) -> None:
 def test_the_table_and_json_have_every_right() -> None:
     options = ("--application-id", "app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
     shown = json.loads(acls(*options, "--json"))
-    assert list(json_shape.mismatches(json_shapes.SHAPES["acls"], shown)) == []
+    assert list(json_documents.mismatches(json_documents.SHAPES["acls"], shown)) == []
     assert not shown["looked_up"]
     required = {
         (each["principal"], each["operation"], each["name"])

@@ -34,7 +34,7 @@ from kafka_eos_source.kafka.request import Complaints
 from kafka_eos_source.kafka.secrets import MASK, Secrets
 from kafka_eos_source.kafka.wire.probe import check_reachable
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
-from kafka_eos_source.operate.target import Target
+from kafka_eos_source.operate.shared import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings

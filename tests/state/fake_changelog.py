@@ -17,7 +17,7 @@ from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.changelog_reader import Pulled, Records
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import state_restore
+from kafka_eos_source.operate import stores
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.batch_record import Owner, encode_batch
 from kafka_eos_source.state.model import BatchRecord, StoreIdentity
@@ -79,7 +79,7 @@ class FakeQuery:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lets all readers of the changelog read this one."""
-        for module in (restored, state_restore, frames):
+        for module in (restored, stores, frames):
             monkeypatch.setattr(module, "changelog_client", lambda _kafka: nullcontext(self))
             monkeypatch.setattr(module, "ChangelogReader", lambda query, tp: _Reader(query, tp.partition))
         monkeypatch.setattr(restored, "CommittedShard", _Committed)

@@ -8,7 +8,9 @@ from enum import Enum
 from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import (
+    ExitCode,
+)
 from kafka_eos_source.secrets import without_url_secrets
 
 

@@ -1,23 +1,266 @@
-"""What each command prints with ``--json``: for the documentation, and for the test that compares both."""
+"""What each command prints with ``--json``: for the documentation, and for the test that compares both.
+
+A text describes a value. ``[shape]`` is an array. A dict is an object with exactly these keys; a dict with
+the key ``*`` is an object with any keys.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from kafka_eos_source.operate.json_parts import (
-    CHECKPOINT,
-    ENTRY,
-    FINDING,
-    HEADERS,
-    KAFKA,
-    LETTER,
-    LOG,
-    RECORD,
-    SINK_ACTION,
-    TOKEN,
-    VIEW,
+
+@dataclass(frozen=True)
+class Lines:
+    """Several JSON documents, one on each line.
+
+    Attributes:
+        shape: shape of each document.
+    """
+
+    shape: Any
+
+
+@dataclass(frozen=True)
+class OrNull:
+    """A value that may be null.
+
+    Attributes:
+        shape: shape of the value.
+        when: when it is null.
+    """
+
+    shape: Any
+    when: str
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A field that may be absent.
+
+    Attributes:
+        shape: shape of the value.
+    """
+
+    shape: Any
+
+
+def mismatches(shape: Any, value: Any, at: str = "$") -> Iterator[str]:
+    """Yields where a value differs from its shape.
+
+    Args:
+        shape: a shape, see the module.
+        value: a parsed JSON document.
+        at: path of the value, for the messages.
+    """
+    if isinstance(shape, OrNull):
+        if value is not None:
+            yield from mismatches(shape.shape, value, at)
+    elif isinstance(shape, Optional):
+        yield from mismatches(shape.shape, value, at)
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            yield f"{at}: {value!r} is not an array"
+            return
+        for number, each in enumerate(value):
+            yield from mismatches(shape[0], each, f"{at}[{number}]")
+    elif isinstance(shape, dict):
+        yield from _mismatches_of_object(shape, value, at)
+    elif isinstance(value, (list, dict)):
+        yield f"{at}: {value!r} is not a simple value"
+
+
+def _mismatches_of_object(shape: dict[str, Any], value: Any, at: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{at}: {value!r} is not an object"
+    elif "*" in shape:
+        for name, each in value.items():
+            if not isinstance(shape["*"], str):
+                yield from mismatches(shape["*"], each, f"{at}.{name}")
+    else:
+        required = {name for name, each in shape.items() if not isinstance(each, Optional)}
+        yield from (f"{at}.{name} is missing" for name in sorted(required - set(value)))
+        yield from (f"{at}.{name} is not documented" for name in sorted(set(value) - set(shape)))
+        for name in shape.keys() & value.keys():
+            yield from mismatches(shape[name], value[name], f"{at}.{name}")
+
+
+def rendered(shape: Any) -> str:
+    """Returns a shape as a Markdown block."""
+    return "```text\n" + _rendered(shape, "") + "\n```"
+
+
+def _rendered(shape: Any, indent: str) -> str:
+    inner = indent + "  "
+    if isinstance(shape, OrNull):
+        return f"null if {shape.when}, else {_rendered(shape.shape, indent)}"
+    if isinstance(shape, Optional):
+        return f"may be absent: {_rendered(shape.shape, indent)}"
+    if isinstance(shape, list):
+        return f"[{_rendered(shape[0], indent)}, …]"
+    if isinstance(shape, dict):
+        fields = (
+            f"{inner}{'…' if name == '*' else json.dumps(name)}: {_rendered(each, inner)}"
+            for name, each in shape.items()
+        )
+        return "{\n" + "\n".join(fields) + f"\n{indent}}}"
+    return str(shape)
+
+
+# -- parts that several commands use, or that are long
+
+FINDING = {
+    "condition": "name of the error condition, as in docs/runbooks.md; null = no error",
+    "text": "what was found",
+    "fix": "what to do; null = nothing",
+}
+TOKEN = {"*": "field of the token; `batch`, `sequence` and `rows` are numbers"}
+LOG = {
+    "partition": "number of the partition",
+    "earliest": "first offset of the log",
+    "stable": "last stable offset: what read_committed consumers can read up to",
+    "end": "end of the log",
+}
+RECORD = {
+    "token": OrNull(TOKEN, "the record cannot be decoded"),
+    "time_ms": "when the record was written, ms since 1970",
+    "group_id": "consumer group of the query",
+    "topic_id": "topic id of the token topic when the record was written",
+    "anchor": "anchor partition of the query",
+    "offsets": OrNull({"*": "next offset of this partition"}, "the record cannot be decoded"),
+}
+ENTRY = {
+    "application_id": "the query",
+    "partition": "partition of its record",
+    "offset": "offset of its record",
+    "problem": "why the record cannot be decoded; null = it can",
+    **RECORD,
+}
+CHECKPOINT = {
+    "location": "the checkpoint",
+    "query_id": "Spark's id of the query",
+    "planned": "newest batch of the offset log; null = none",
+    "planned_at_seconds": "when it was planned, seconds since 1970",
+    "committed": "newest batch of the commit log; null = none",
+    "next_batch": "batch that a restart runs",
+    "replays": "whether a restart repeats a planned batch",
+    "identity_file": OrNull(
+        {
+            "application_id": "the query's application.id",
+            "query_id": "Spark's id of the query",
+            "first_batch": "first batch for which Kafka holds a token",
+            "location": "where the checkpoint was when a batch was committed last",
+            "unproven_since": "first batch without a token, because of at_least_once; null = none",
+        },
+        "no batch was committed",
+    ),
+}
+KAFKA = {
+    "cluster_id": "Kafka's id of the cluster",
+    "token": OrNull(TOKEN, "Kafka holds no token"),
+    "pending": "whether an unfinished transaction is about to change the group's offsets",
+    "partitions": [
+        {
+            "topic": "name of the topic",
+            "partition": "number of the partition",
+            "start": "first offset of the next batch; null = not read",
+            "end": "end of the next batch; null = not planned",
+            "group": "committed offset of the group; null = none",
+            "token_batch": "batch of the token in that offset; null = none",
+            "earliest": "first offset of the log; null = no such partition",
+            "stable": "last stable offset",
+            "log_end": "end of the log",
+            "transaction_since": "first offset of an open transaction; null = none is open",
+        }
+    ],
+    "losses": [{"kind": "kind of the loss, as in docs/runbooks.md, DATA_LOSS", "text": "what was lost"}],
+}
+HEADERS = Optional(
+    [
+        {
+            "key": "name of the header",
+            "value": Optional("its value as text"),
+            "value_base64": Optional("its value, if that is not UTF-8"),
+        }
+    ]
 )
-from kafka_eos_source.operate.json_shape import Lines, Optional, OrNull, rendered
+LETTER = {
+    "topic": "the dead-letter topic",
+    "partition": "number of the partition",
+    "offset": "offset of the letter",
+    "timestamp_ms": "when it was written, ms since 1970",
+    "error": "class of the error; null = the record is no dead letter",
+    "message": "the reason",
+    "origin_topic": "topic from which the record was read; null = not known",
+    "origin_partition": "its partition there; null = not known",
+    "origin_offset": "its offset there; null = not known",
+    "origin_timestamp_ms": "its timestamp, ms since 1970; null = not known",
+    "application_id": "the query",
+    "batch": "micro-batch that wrote the letter; null = a batch write",
+    "holds": "`input`: key and value of the record that was read; `output`: of a row that the query made",
+    "target_topic": "topic for which the row was meant; null = none was named",
+    "target_partition": "partition for which the row was meant; null = none was named",
+    "value_bytes": "original size of a value of which the letter has the beginning; null = it is complete",
+    "key": Optional("its key as text; null = no key"),
+    "key_base64": Optional("its key, if that is not UTF-8; then `key` is absent"),
+    "value": Optional("its value as text; null = a tombstone"),
+    "value_base64": Optional("its value, if that is not UTF-8; then `value` is absent"),
+    "headers": HEADERS,
+}
+SINK_ACTION = {
+    "sink": "name of the sink",
+    "id": "sink transaction id",
+    "application_id": "the query's application.id",
+    "cluster_id": "Kafka's id of the cluster that commits the query's transactions",
+    "action": "`commit` or `abort`",
+    "done": "whether the sink did it; false = only shown, because --yes is missing",
+}
+
+VIEW = {
+    "application_id": "the transactional id; empty = not known",
+    "query_id": "Spark's id of the query; empty = no batch was committed",
+    "run_id": "Spark's id of the run",
+    "at": "when the view was made, ISO 8601",
+    "status": "`running`, `waiting for data`, `waiting`, `retrying`, `failed`, `stopped`, `not on this host`",
+    "status_since": "since when, ISO 8601; null = not known",
+    "status_text": "what it waits for, or why it failed",
+    "read_per_second": "offsets read per second, over the last minute",
+    "records_per_second": "records written per second, over the last minute",
+    "lag": {
+        "*": {
+            "offsets": "offsets behind in this topic",
+            "seconds": "how long the oldest of them has been there, s",
+            "at_least": "whether it may have been there longer",
+            "partitions": {"*": "offsets behind in this partition"},
+        }
+    },
+    "sources": ["what a source reads"],
+    "batches": [
+        {
+            "batch_id": "Spark's id of the batch",
+            "outcome": "how its commit ended",
+            "ended_at": "when, ISO 8601",
+            "seconds": {"*": "duration of this group of steps, s"},
+            "offsets_read": "offsets read",
+            "records": "records written",
+            "changes": "changes of the state",
+            "retried": "number of tries that failed",
+        }
+    ],
+    "totals": {"*": "sum over this run"},
+    "totals_since": "when its first batch began, ISO 8601; null = no batch",
+    "sinks": {"*": {"*": "sum over this run"}},
+    "token_at": "when the newest transaction was committed, ISO 8601; null = not known",
+    "sequence": "sequence number of the newest token; null = not known",
+    "pressure": "uncommitted state of the fullest shard, as a fraction of its limit",
+    "processor_counts": {"*": "what stateful processors counted, such as `late_rows`"},
+    "events": [{"at": "when, ISO 8601", "kind": "kind of the event", "text": "what happened"}],
+}
+
+
+# -- what each command prints
 
 #: What a command prints if it fails with exit code 1.
 ERROR = {
@@ -344,7 +587,7 @@ SHAPES: dict[str, Any] = {
 def documentation() -> str:
     """Returns the text of docs/cli-json.md."""
     parts = [
-        "<!-- written by python -m kafka_eos_source.operate.json_shapes -->",
+        "<!-- written by python -m kafka_eos_source.operate.json_documents -->",
         "A command that fails with exit code 1 prints this; with exit code 2, it prints nothing in JSON:",
         rendered(ERROR),
     ]
