@@ -30,8 +30,9 @@ from kafka_eos_source.operate import (
     topics,
 )
 from kafka_eos_source.operate.doctor.command import doctor
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import ExitCode, parse_pairs, warn_of_secrets
-from kafka_eos_source.runtime.json_output import JSON, print_error, print_json, wants_json
+from kafka_eos_source.runtime.json_output import JSON, print_error, wants_json
 from kafka_eos_source.runtime.parent import on_end_of_parent
 from kafka_eos_source.runtime.signals import handling
 
@@ -162,7 +163,9 @@ def broker(
     with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
         if as_json:
-            print_json({"bootstrap_servers": kafka.bootstrap_servers, "directory": str(kafka.directory)})
+            print_document(
+                "broker", bootstrap_servers=kafka.bootstrap_servers, directory=str(kafka.directory)
+            )
         else:
             click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -193,7 +196,7 @@ def completion(ctx: click.Context, /, shell: str, as_json: bool) -> None:
     made = kind(ctx.find_root().command, {}, _PROGRAM, _VARIABLE)
     script = made.source_template % made.source_vars()
     if as_json:
-        print_json({"shell": shell, "script": script, "install": INSTALL[shell]})
+        print_document("completion", shell=shell, script=script, install=INSTALL[shell])
     else:
         click.echo(script)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     CONNECTION,
     console,
@@ -17,7 +18,7 @@ from kafka_eos_source.operate.shared import (
     table_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
@@ -193,7 +194,7 @@ def replay(
     else:
         found = operating.run(kafka, KafkaClients, request, deadline, skip_refused=skip_refused)
     if as_json:
-        print_json({"group_id": request.group_id, "sent": not dry_run, **found.to_json()})
+        print_document("dead-letters replay", found, group_id=request.group_id, sent=not dry_run)
     else:
         _show_outcome(request, found, sent=not dry_run)
 

@@ -7,12 +7,13 @@ files only with ``--yes``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     ANCHOR_TOPIC,
     APPLICATION_ID,
@@ -31,7 +32,7 @@ from kafka_eos_source.operate.shared import (
     target_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 from kafka_eos_source.secrets import shown_text
 
 if TYPE_CHECKING:
@@ -39,16 +40,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kafka_eos_source.operate.inspection import (
-        Checkpoint,
         Finding,
         Inspection,
-        KafkaView,
         PartitionView,
         StagedEntry,
     )
     from kafka_eos_source.operate.repair import Adoption, Sweep
     from kafka_eos_source.operate.shared import Target
-    from kafka_eos_source.protocol.token import Token
     from kafka_eos_source.runtime.deadline import Deadline
 
 _QUERY = (APPLICATION_ID, ANCHOR_TOPIC, SOURCE_CLUSTER)
@@ -67,7 +65,7 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) 
     """
     _, found = _inspect(options, deadline_of(timeout))
     if as_json:
-        print_json(inspection_json(found))
+        print_document("inspect", found)
     else:
         show_inspection(console(), found)
     if found.needs_a_person:
@@ -103,7 +101,7 @@ def fence(
         fencing.fence(target.kafka or {}, application_id, deadline)
         _, found = _inspect(query, deadline, needs_kafka=True)
     if as_json:
-        print_json(fence_json(found, fenced=yes))
+        print_document("fence", found, fenced=yes)
     elif yes:
         click.echo("Fenced.")
         click.echo(_group_state(application_id, found))
@@ -169,7 +167,7 @@ def adopt(
     if writes:
         adopting.perform_adoption(adoption, target.kafka or {}, deadline, sinks_finished=sinks_finished)
     if as_json:
-        print_json(adoption_json(adoption, adopted=writes))
+        print_document("adopt", adoption, adopted=writes)
     elif adoption.refused is None and adoption.request is not None:
         batch = adoption.request.batch
         click.echo(
@@ -214,16 +212,18 @@ def sweep(
     )
     if not as_json:
         show_sweep(console(), swept)
-    failures = sweeping.perform_sweep(swept) if yes else {}
+    if yes:
+        swept = sweeping.perform_sweep(swept)
+    failed = [each for each in swept.deletable if yes and not each.deleted]
     if as_json:
-        print_json(sweep_json(swept, failures, performed=yes))
+        print_document("sweep", swept)
     elif yes:
-        for name, reason in failures.items():
-            click.echo(f"Not deleted: {name}: {reason}", err=True)
-        click.echo(f"Deleted {len(swept.deletable) - len(failures)} entries.")
+        for each in failed:
+            click.echo(f"Not deleted: {each.entry.name}: {each.reason}", err=True)
+        click.echo(f"Deleted {len(swept.deletable) - len(failed)} entries.")
     else:
         click.echo("With --yes: the command deletes these entries.")
-    if failures:
+    if failed:
         ctx.exit(ExitCode.FAILED)
 
 
@@ -318,129 +318,6 @@ def show_sweep(out: Console, sweep: Sweep) -> None:
         f"{len(sweep.deletable)} of {len(sweep.decisions)} entries can be deleted, "
         f"{sweep.size_bytes:,} bytes."
     )
-
-
-def inspection_json(found: Inspection) -> dict[str, Any]:
-    """Returns an inspection as a JSON object.
-
-    Names follow the dataclasses; times are in seconds since 1970.
-    """
-    checkpoint, kafka = found.checkpoint, found.kafka
-    return {
-        "application_id": found.application_id,
-        "group_id": found.group_id,
-        "checkpoint": None if checkpoint is None else _checkpoint_json(checkpoint),
-        "kafka": None if kafka is None else _kafka_json(kafka),
-        "staged": [
-            {"name": each.name, "batch_id": each.batch_id, "files": each.files, "bytes": each.size_bytes}
-            for each in found.staged
-        ],
-        "findings": [_finding_json(each) for each in found.findings],
-    }
-
-
-def fence_json(found: Inspection, *, fenced: bool) -> dict[str, Any]:
-    """Returns what a group holds, and whether its transactional id was fenced, as a JSON object."""
-    kafka = found.kafka
-    return {
-        "application_id": found.application_id,
-        "group_id": found.group_id,
-        "fenced": fenced,
-        "token": None if kafka is None else _token_json(kafka.token),
-        "pending": None if kafka is None else kafka.pending,
-    }
-
-
-def adoption_json(adoption: Adoption, *, adopted: bool) -> dict[str, Any]:
-    """Returns what `adopt` can do, and whether it did it, as a JSON object."""
-    batch = None if adoption.request is None else adoption.request.batch
-    return {
-        "adopted": adopted,
-        "batch": batch and {"batch_id": batch.batch_id, "query_id": batch.query_id},
-        "messages": list(adoption.messages),
-        "options": {side: dict(options) for side, options in adoption.options.items()},
-        "refused": None if adoption.refused is None else _finding_json(adoption.refused),
-    }
-
-
-def sweep_json(sweep: Sweep, failures: Mapping[str, str], *, performed: bool) -> dict[str, Any]:
-    """Returns what `sweep` deletes and keeps as a JSON object.
-
-    Args:
-        sweep: the decisions.
-        failures: why entries could not be deleted, by name.
-        performed: whether the entries were deleted; False = the command only showed them.
-    """
-    return {
-        "location": shown_text(sweep.location),
-        "token_batch": sweep.token_batch,
-        "why_unknown": sweep.why_unknown or None,
-        "entries": [
-            {
-                "name": each.entry.name,
-                "batch_id": each.entry.batch_id,
-                "files": each.entry.files,
-                "bytes": each.entry.size_bytes,
-                "delete": each.delete,
-                "deleted": performed and each.delete and each.entry.name not in failures,
-                "reason": failures.get(each.entry.name, each.reason),
-            }
-            for each in sweep.decisions
-        ],
-    }
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {"condition": finding.condition or None, "text": finding.text, "fix": finding.fix or None}
-
-
-def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    first = checkpoint.identity
-    return {
-        "location": shown_text(checkpoint.location),
-        "query_id": checkpoint.query_id,
-        "planned": checkpoint.planned,
-        "planned_at_seconds": checkpoint.planned_at_seconds,
-        "committed": checkpoint.committed,
-        "next_batch": checkpoint.next_batch,
-        "replays": checkpoint.replays,
-        "identity_file": first
-        and {
-            "application_id": first.application_id,
-            "query_id": first.query_id,
-            "first_batch": first.first_batch,
-            "location": shown_text(first.location),
-            "unproven_since": first.unproven_since,
-        },
-    }
-
-
-def _kafka_json(kafka: KafkaView) -> dict[str, Any]:
-    return {
-        "cluster_id": kafka.cluster_id,
-        "token": _token_json(kafka.token),
-        "pending": kafka.pending,
-        "partitions": [
-            {
-                "topic": each.tp.topic,
-                "partition": each.tp.partition,
-                "start": each.start,
-                "end": each.end,
-                "group": each.group,
-                "token_batch": each.token and each.token.batch_id,
-                "earliest": each.log and each.log.earliest,
-                "stable": each.log and each.log.stable,
-                "log_end": each.log and each.log.end,
-                "transaction_since": each.transaction_since,
-            }
-            for each in kafka.partitions
-        ],
-        "losses": [{"kind": each.kind, "text": each.text} for each in kafka.losses],
-    }
-
-
-def _token_json(token: Token | None) -> Mapping[str, Any] | None:
-    return None if token is None else token.to_json()
 
 
 def _facts(found: Inspection) -> Iterable[tuple[str, str]]:

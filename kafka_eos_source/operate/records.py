@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -413,20 +413,6 @@ class TopicDescription:
     replication_factor: int
     logs: Mapping[TopicPartition, LogEnds]
     config: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "topic": self.name,
-            "topic_id": self.topic_id,
-            "replication_factor": self.replication_factor,
-            "partitions": logs_json(self.logs),
-            "config": dict(self.config),
-        }
-
-
-def logs_json(logs: Mapping[TopicPartition, LogEnds]) -> list[dict[str, int]]:
-    """Returns the logs of one topic as JSON objects, by partition."""
-    return [{"partition": tp.partition, **asdict(log)} for tp, log in sorted(logs.items())]
 
 
 def partition_counts(

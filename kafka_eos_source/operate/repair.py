@@ -409,12 +409,14 @@ class SweepDecision:
     Attributes:
         entry: the entry.
         delete: whether it can be deleted.
-        reason: why, or why not.
+        reason: why, or why not; why it could not be deleted, if that failed.
+        deleted: whether it was deleted.
     """
 
     entry: StagedEntry
     delete: bool
     reason: str
+    deleted: bool = False
 
 
 def sweep_decisions(
@@ -535,15 +537,11 @@ def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
     return token.batch_id, ""
 
 
-def perform_sweep(sweep: Sweep) -> dict[str, str]:
-    """Deletes what can be deleted.
-
-    Returns:
-        The reason for each entry that could not be deleted, by name. Nothing reads these entries again.
-    """
+def perform_sweep(sweep: Sweep) -> Sweep:
+    """Deletes what can be deleted, and nothing reads again; returns what became of each entry."""
     fs, path = file_system(sweep.location)
-    failures = {}
-    for each in sweep.deletable:
+
+    def done(each: SweepDecision) -> SweepDecision:
         entry = f"{path}/{each.entry.name}"
         try:
             if each.entry.is_folder:
@@ -551,7 +549,9 @@ def perform_sweep(sweep: Sweep) -> dict[str, str]:
             else:
                 fs.delete_file(entry)
         except FileNotFoundError:
-            continue  # a commit has deleted it in the meantime
+            pass  # a commit has deleted it in the meantime
         except OSError as error:
-            failures[each.entry.name] = str(error)
-    return failures
+            return replace(each, reason=str(error))
+        return replace(each, deleted=True)
+
+    return replace(sweep, decisions=[done(each) if each.delete else each for each in sweep.decisions])

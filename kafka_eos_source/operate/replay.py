@@ -406,18 +406,6 @@ class Outcome:
     missing_topics: list[str] = field(default_factory=list)
     new_group: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "records": self.sent.total(),
-            "topics": dict(self.sent),
-            "refused": dict(self.refused),
-            "missing_topics": self.missing_topics,
-            "unselected": self.unselected,
-            "expired_offsets": self.expired,
-            "waiting_offsets": self.waiting,
-            "new_group": self.new_group,
-        }
-
 
 def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Outcome:
     """Returns what `run` would send and refuse; changes nothing.

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -539,20 +538,6 @@ class Progress:
         """Estimated remaining duration; None = nothing was processed yet."""
         moved = self.done - self._done_before
         return None if moved <= 0 else self.seconds * (self.total - self.done) / moved
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the progress as JSON values."""
-        left = self.left_seconds
-        return {
-            "stage": self.stage,
-            "records": self.records,
-            "bytes": self.size_bytes,
-            "slices": self.slices,
-            "offsets_done": self.done,
-            "offsets_total": self.total,
-            "seconds": round(self.seconds, 3),
-            "left_seconds": None if left is None else round(left, 3),
-        }
 
     def __str__(self) -> str:
         share = 100 if self.total <= 0 else 100 * self.done // self.total

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     APPLICATION_ID,
     CONNECTION,
@@ -29,7 +30,7 @@ from kafka_eos_source.operate.shared import (
     with_options,
 )
 from kafka_eos_source.protocol.identity import ONE_WRITE_NAMES, anchor, group_of
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.inspection import Inspection
@@ -288,20 +289,6 @@ class Grant:
     need: Need
     elsewhere: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the grant as `json_shapes` documents it."""
-        return {
-            "principal": self.principal,
-            "part": self.need.part,
-            "other_cluster": self.elsewhere,
-            "operation": self.need.title,
-            "resource": self.need.kind,
-            "name": self.need.name,
-            "prefixed": self.need.prefixed,
-            "purpose": self.need.purpose,
-            "without": self.need.without or None,
-        }
-
 
 def grants(names: Names, principals: Mapping[str, str]) -> list[Grant]:
     """Returns what each principal needs.
@@ -497,7 +484,7 @@ def acls(
     principals = {"sink": sink_principal, BATCH: sink_principal} if batch else query
     found = grants(names, {**principals, **dict.fromkeys(commands, command_principal)})
     if as_json:
-        print_json({"looked_up": asked, "rights": [each.to_json() for each in found]})
+        print_document("acls", looked_up=asked, rights=found)
     elif as_table:
         _show(found)
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     YES,
     ExitCode,
@@ -21,7 +22,7 @@ from kafka_eos_source.operate.shared import (
     target_from_options,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.commit.sink_fate import Fate
@@ -80,7 +81,8 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
     kafka = read_kafka(query, deadline)
     prepared = list_prepared(query, kafka, deadline)
     if as_json:
-        print_json(
+        print_document(
+            "sinks list",
             [
                 {
                     "sink": each.sink,
@@ -91,7 +93,7 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
                     "needs_a_person": each.needs_a_person,
                 }
                 for each in prepared
-            ]
+            ],
         )
     else:
         owner = f"application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
@@ -140,15 +142,15 @@ def _resolve(
     resolve(query, kafka, name, txn, deadline, commit=commit, only_check=not yes)
     batch = f"{txn} of application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
     if as_json:
-        print_json(
-            {
-                "sink": name,
-                "id": str(txn),
-                "application_id": query.application_id,
-                "cluster_id": kafka.cluster_id,
-                "action": "commit" if commit else "abort",
-                "done": yes,
-            }
+        action = "commit" if commit else "abort"
+        print_document(
+            f"sinks {action}",
+            sink=name,
+            id=str(txn),
+            application_id=query.application_id,
+            cluster_id=kafka.cluster_id,
+            action=action,
+            done=yes,
         )
     elif yes:
         click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {batch}.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.operate.json_documents import PROGRESS, document, print_document
 from kafka_eos_source.operate.shared import (
     APPLICATION_ID,
     CONNECTION,
@@ -28,7 +29,7 @@ from kafka_eos_source.operate.shared import (
     with_options,
 )
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.json_output import JSON, json_text, print_json
+from kafka_eos_source.runtime.json_output import JSON, json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.operate.rescale_copy import Progress
     from kafka_eos_source.operate.shared import Target
     from kafka_eos_source.operate.stores import ChangelogShard, LocalShard, RestoredShard, Verified
-    from kafka_eos_source.state.reading.cut import Changelog, Cut
+    from kafka_eos_source.state.reading.cut import Changelog
 
 _STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
 _STATE_DIR = click.option(
@@ -85,7 +86,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
                 reader, group_of(application_id, target.group_id), application_id, store, deadline_of(timeout)
             )
     if as_json:
-        print_json(listing_json(local, changelogs))
+        print_document("state ls", local=local, changelogs=changelogs)
         return
     out = console()
     if state_dir is not None:
@@ -198,7 +199,12 @@ def restore(
             if not as_json:
                 show_restored(out, each)
     if as_json:
-        print_json(restore_json(cut, shards, restored))
+        batches = {shard: cut.batches[shard] for shard in shards}
+        wanted = [
+            {"shard": shard, "batch": batch and batch.batch_id, "offset": cut.ends[shard]}
+            for shard, batch in batches.items()
+        ]
+        print_document("state restore", cut, shards=wanted, restored=restored)
 
 
 @state.command("verify")
@@ -233,7 +239,7 @@ def verify(
         if not as_json:
             show_verified(out, each)
     if as_json:
-        print_json([verified_json(each) for each in verified])
+        print_document("state verify", verified)
     if any(each.differing for each in verified):
         if not as_json:
             out.print(
@@ -269,7 +275,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
     def show(now: Progress) -> None:
         progress[now.stage] = now
-        click.echo(json.dumps(now.to_json()) if as_json else str(now), err=as_json)
+        click.echo(json.dumps(document(PROGRESS, now)) if as_json else str(now), err=as_json)
 
     move = Rescale(
         require_brokers(target),
@@ -287,9 +293,15 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         move.run()
     if as_json:
         left = Stage.DONE if moves else stage
-        print_json(
-            {"application_id": application_id, "store": name, "shards": shards, "next_stage": left.value}
-            | {"moved": moves, "steps": steps, "progress": [each.to_json() for each in progress.values()]}
+        print_document(
+            "state rescale",
+            application_id=application_id,
+            store=name,
+            shards=shards,
+            next_stage=left.value,
+            moved=moves,
+            steps=steps,
+            progress=progress.values(),
         )
     elif moves:
         click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")
@@ -323,10 +335,13 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     group_id = group_of(application_id, target.group_id)
     shards = change(require_brokers(target), application_id, name, group_id, now_ms, deadline)
     if as_json:
-        found = [{"shard": each.shard, "recorded_ms": each.was_ms} for each in shards]
-        print_json(
-            {"application_id": application_id, "store": name, "time_ms": now_ms}
-            | {"lowered": yes and bool(shards), "shards": found}
+        print_document(
+            "state lower-time",
+            application_id=application_id,
+            store=name,
+            time_ms=now_ms,
+            lowered=yes and bool(shards),
+            shards=shards,
         )
         return
 
@@ -450,85 +465,6 @@ def show_changelogs(out: Console, application_id: str, shards: Sequence[Changelo
     out.print(table if shards else f"Kafka has no topic named {application_id}-…-changelog.")
     for problem in dict.fromkeys(each.problem for each in shards if each.problem):
         out.print(problem)
-
-
-def listing_json(local: Sequence[LocalShard], changelogs: Sequence[ChangelogShard]) -> dict[str, Any]:
-    """Returns databases and changelogs as a JSON object; null = not known, or not present."""
-    return {
-        "local": [
-            {
-                "application_id": each.folder.application_id,
-                "store": each.folder.store,
-                "shard": each.folder.shard,
-                "shards": each.identity and each.identity.shards,
-                "path": str(each.folder.path),
-                "batch": each.batch and each.batch.batch_id,
-                "next_offset": each.next_offset,
-                "pending": list(each.pending),
-                "bytes": each.size_bytes,
-                "problem": each.problem or None,
-            }
-            for each in local
-        ],
-        "changelogs": [
-            {
-                "store": each.store,
-                "topic": each.tp.topic,
-                "partition": each.tp.partition,
-                "earliest": each.log.earliest,
-                "stable": each.log.stable,
-                "log_end": each.log.end,
-                "committed": each.committed,
-                "lag": each.lag,
-                "batch": each.token and each.token.batch_id,
-                "problem": each.problem or None,
-            }
-            for each in changelogs
-        ],
-    }
-
-
-def restore_json(cut: Cut, shards: Sequence[int], restored: Sequence[RestoredShard]) -> dict[str, Any]:
-    """Returns what `state restore` would restore, and what it restored, as a JSON object.
-
-    Args:
-        cut: what Kafka holds of each shard.
-        shards: the shards that the command was asked to restore.
-        restored: the shards that it restored.
-    """
-    batches = {shard: cut.batches[shard] for shard in shards}
-    return {
-        "application_id": cut.application_id,
-        "store": cut.store,
-        "shards": [
-            {"shard": shard, "batch": batch and batch.batch_id, "offset": cut.ends[shard]}
-            for shard, batch in batches.items()
-        ],
-        "restored": [
-            {
-                "shard": each.shard,
-                "batch": each.batch_id,
-                "snapshot": each.snapshot_offset,
-                "records": each.records,
-                "promoted": each.promoted,
-                "wiped": each.wiped,
-                "ms": round(each.ms),
-            }
-            for each in restored
-        ],
-    }
-
-
-def verified_json(each: Verified) -> dict[str, Any]:
-    """Returns the result of one compared shard as a JSON object."""
-    return {
-        "shard": each.shard,
-        "batch": each.batch_id,
-        "offset": each.end,
-        "entries": each.entries,
-        "differing": each.differing,
-        "differences": [{"kind": one.kind.value, "key": one.key.hex()} for one in each.differences],
-    }
 
 
 def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import click
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     CONNECTION,
     YES,
@@ -22,7 +23,7 @@ from kafka_eos_source.operate.shared import (
     target_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +107,7 @@ def create(
             topic, created = token_topic.check(kafka, name, deadline), False
         except token_topic.NoTokenTopicError:
             if as_json:
-                print_json({"topic": name, "topic_id": None, "created": False, "warnings": []})
+                print_document("token-topic create", topic=name, topic_id=None, created=False, warnings=[])
                 return
             config = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
             click.echo(
@@ -114,9 +115,7 @@ def create(
             )
             return
     if as_json:
-        print_json(
-            {"topic": name, "topic_id": topic.topic_id, "created": created, "warnings": list(topic.warnings)}
-        )
+        print_document("token-topic create", topic, topic=name, created=created)
         return
     click.echo(
         f"Created topic {name!r}, id {topic.topic_id}."
@@ -139,7 +138,7 @@ def describe(name: str, as_json: bool, timeout: str, **options: Any) -> None:
         assert reader is not None, "_kafka has checked the brokers"
         described = describe_token_topic(kafka, name, reader, deadline)
     if as_json:
-        print_json(described_json(described))
+        print_document("token-topic describe", described, application_ids=len(entries(described.survey)))
     else:
         show_described(console(), described)
 
@@ -158,7 +157,7 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
     topic = token_topic.check(kafka, name, deadline)
     found = entries(token_topic_reader.read(kafka, topic, deadline, certain=False), application_id)
     if as_json:
-        print_json(entries_json(found))
+        print_document("token-topic show", found)
     elif not found:
         of_query = "" if application_id is None else f" of application.id={application_id!r}"
         click.echo(f"Topic {name!r} holds no record{of_query}.")
@@ -187,7 +186,7 @@ def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: st
     if forgets:
         forget_query(kafka, topic, application_id, survey, deadline)
     if as_json:
-        print_json({"topic": name, "records": entries_json(found), "deleted": forgets})
+        print_document("token-topic forget", topic=name, records=found, deleted=forgets)
     elif forgets:
         click.echo("Deleted.")
     elif found:
@@ -246,7 +245,7 @@ def restore(
         )
     if not yes:
         if as_json:
-            print_json(restored_json(record, None))
+            print_document("token-topic restore", record, record=record, restored=False)
             return
         click.echo(
             "With --yes: the command fences any driver that runs with this application.id, and commits the "
@@ -262,7 +261,8 @@ def restore(
         is_complete=first is None or first.token_topic == name,
     )
     if as_json:
-        print_json(restored_json(record, held))
+        restored = held is not None and held.token is not None
+        print_document("token-topic restore", record, record=record, restored=restored)
     elif held is None or held.token is None:
         click.echo(f"Group {record.group_id!r} has lost nothing and was not changed.")
     else:
@@ -396,51 +396,6 @@ def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
             out.print(f"{each.found.tp}, offset {each.found.offset}: {each.problem}")
 
 
-def described_json(described: TokenTopicDescription) -> dict[str, Any]:
-    """Returns a description of the topic as a JSON object."""
-    from kafka_eos_source.operate.records import logs_json
-
-    topic, survey = described.topic, described.survey
-    return {
-        "topic": topic.name,
-        "topic_id": topic.topic_id,
-        "config": dict(described.config),
-        "application_ids": len(entries(survey)),
-        "records": survey.records,
-        "bytes": survey.size_bytes,
-        "partitions": logs_json(described.logs),
-        "warnings": list(topic.warnings),
-    }
-
-
-def entries_json(found: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Returns the records as a JSON array; times are in ms since 1970, null = unknown."""
-    return [
-        {
-            "application_id": each.application_id,
-            "partition": each.found.tp.partition,
-            "offset": each.found.offset,
-            "problem": each.problem or None,
-            **_record_json(each.record),
-        }
-        for each in found
-    ]
-
-
-def restored_json(record: TokenRecord, held: Held | None) -> dict[str, Any]:
-    """Returns a query's record, and whether its group was restored from it, as a JSON object.
-
-    Args:
-        record: the newest record of the query.
-        held: what the restored group holds; None = the group was not changed.
-    """
-    return {
-        "group_id": record.group_id,
-        "record": _record_json(record),
-        "restored": held is not None and held.token is not None,
-    }
-
-
 def forget_query(
     kafka: Mapping[str, str], topic: TokenTopic, application_id: str, found: Survey, deadline: Deadline
 ) -> int:
@@ -543,14 +498,3 @@ def _entry(found: NewestRecord) -> Entry:
 
 def _sequence(entry: Entry) -> int:
     return -1 if entry.record is None else entry.record.token.sequence
-
-
-def _record_json(record: TokenRecord | None) -> dict[str, Any]:
-    return {
-        "token": record and record.token.to_json(),
-        "time_ms": record and record.time_ms,
-        "group_id": record and record.group_id,
-        "topic_id": record and record.topic_id,
-        "anchor": record and str(record.anchor),
-        "offsets": record and {str(tp): end for tp, end in sorted(record.ends.items())},
-    }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     APPLICATION_ID,
     CHECKPOINT,
@@ -26,7 +27,7 @@ from kafka_eos_source.operate.shared import (
 )
 from kafka_eos_source.operate.topics import GroupLag, measure_lag
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.observe.view import QueryView
@@ -294,7 +295,7 @@ def metrics(port: int, host: str, once: bool, otel: bool, patterns: tuple[str, .
         ) from error
     url = f"http://{host}:{server.port}/metrics"
     if as_json:
-        print_json({"url": url})
+        print_document("metrics", url=url)
     else:
         click.echo(url)
     sys.stdout.flush()

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, TopicPartition
+from kafka_eos_source.operate.json_documents import GROUP_LAG, document, print_document
 from kafka_eos_source.operate.shared import (
     APPLICATION_ID,
     CHECKPOINT,
@@ -30,7 +30,7 @@ from kafka_eos_source.operate.shared import (
     with_options,
 )
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 if TYPE_CHECKING:
     from kafka_eos_source.kafka.cluster_reader import ClusterReader
@@ -57,7 +57,8 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
 
     found = operating.partition_counts(kafka_of(given), deadline_of(timeout), internal=internal)
     if as_json:
-        print_json([{"topic": name, "partitions": count} for name, count in found.items()])
+        listed = [{"topic": name, "partitions": count} for name, count in found.items()]
+        print_document("topics list", listed)
         return
     for name, count in found.items():
         click.echo(f"{name}  {count} partition{'s' if count != 1 else ''}")
@@ -106,7 +107,7 @@ def create(
                 f"Created topic {name!r}." if created else f"Topic {name!r} exists and was left as it is."
             )
     if as_json:
-        print_json(results)
+        print_document("topics create", results)
 
 
 @topics.command()
@@ -118,7 +119,7 @@ def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
 
     found = operating.describe_topic(kafka_of(given), name, deadline_of(timeout))
     if as_json:
-        print_json(found.to_json())
+        print_document("topics describe", found)
     else:
         _show_topic(found)
 
@@ -168,7 +169,7 @@ def produce(
         batches = operating.from_lines(file, key_separator)
     sent = operating.produce(kafka_of(given), topic, batches, deadline_of(timeout))
     if as_json:
-        print_json({"topic": topic, "records": sent})
+        print_document("produce", topic=topic, records=sent)
     else:
         click.echo(f"{sent:,} record{'s' if sent != 1 else ''} sent to {topic!r}.", err=True)
 
@@ -257,7 +258,7 @@ def lag(
         while True:
             measured = measure_lag(cluster, group_id, deadline_of(timeout), sources=sources)
             if as_json:
-                click.echo(json.dumps(measured.to_json()))
+                click.echo(json.dumps(document(GROUP_LAG, measured)))
             else:
                 _show_lag(measured)
             if not watch:
@@ -347,24 +348,6 @@ class GroupLag:
     @property
     def total(self) -> int:
         return sum(each.lag for each in self.partitions)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "group": self.group_id,
-            "at": datetime.fromtimestamp(self.at_seconds, timezone.utc).isoformat(timespec="milliseconds"),
-            "lag": self.total,
-            "partitions": [
-                {
-                    "topic": each.tp.topic,
-                    "partition": each.tp.partition,
-                    "committed": each.committed,
-                    "end": each.end,
-                    "lag": each.lag,
-                    "open_transaction": each.is_open,
-                }
-                for each in self.partitions
-            ],
-        }
 
 
 def measure_lag(

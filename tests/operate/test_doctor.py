@@ -33,6 +33,7 @@ from kafka_eos_source.operate.rights import QUERY, Names, Need, needs
 from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support import registry_server
+from tests.support.json_shapes import mismatches
 from tests.support.mock_cluster import MockCluster
 
 OK, NOTE, WARNING, BAD = Severity
@@ -47,7 +48,7 @@ def soon() -> Deadline:
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
     found = json.loads(result.stdout)
-    assert list(json_documents.mismatches(json_documents.SHAPES["doctor"], found)) == []
+    assert list(mismatches(json_documents.SHAPES["doctor"], found)) == []
     return result.exit_code, found
 
 

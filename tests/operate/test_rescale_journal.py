@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_eos_source.operate.json_documents import PROGRESS, document
 from kafka_eos_source.operate.rescale import kept_deletes, unkept_deletes
 from kafka_eos_source.operate.rescale_copy import (
     CopyJournal,
@@ -94,7 +95,7 @@ def test_progress_estimates_from_what_this_run_has_done(monkeypatch: pytest.Monk
     assert str(progress) == "copy: 60 %, 15 records (3.0 MiB) in 2 transaction(s), about 20 s left"
     progress.done = 100
     assert str(progress).endswith("transaction(s)")
-    assert progress.to_json() == {
+    assert document(PROGRESS, progress) == {
         "stage": "copy",
         "records": 15,
         "bytes": 3 << 20,

@@ -17,6 +17,7 @@ from kafka_eos_source.operate import json_documents, rights
 from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, names_of
 from kafka_eos_source.operate.shared import ExitCode
 from tests import ROOT
+from tests.support.json_shapes import mismatches
 
 DOCS = ROOT / "docs"
 QUERY_ID = "7d1c5b1e-53a5-4f2a-9a55-0c4d0d8f6d11"
@@ -195,7 +196,7 @@ def test_each_command_has_rights_of_its_own(command: str) -> None:
 def test_the_table_and_json_have_every_right() -> None:
     options = ("--application-id", "app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
     shown = json.loads(acls(*options, "--json"))
-    assert list(json_documents.mismatches(json_documents.SHAPES["acls"], shown)) == []
+    assert list(mismatches(json_documents.SHAPES["acls"], shown)) == []
     assert not shown["looked_up"]
     required = {
         (each["principal"], each["operation"], each["name"])

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, exit_code, worst
+from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     ANCHOR_TOPIC,
     APPLICATION_ID,
@@ -24,7 +25,7 @@ from kafka_eos_source.operate.shared import (
     target_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON, print_json
+from kafka_eos_source.runtime.json_output import JSON
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
 _INDENT = " " * 18
@@ -117,13 +118,7 @@ def doctor(
     left = [each for each in found if each.repair is None or each.repair.what not in done_now]
     severity = worst(left)
     if as_json:
-        print_json(
-            {
-                "severity": severity.value,
-                "findings": [each.to_json() for each in found],
-                "repairs": repairs,
-            }
-        )
+        print_document("doctor", severity=severity.value, findings=found, repairs=repairs)
     elif not fix and any(each.repair is not None for each in found):
         click.echo("With --fix: doctor does what it lists after 'repair'.")
     ctx.exit(exit_code(severity))
