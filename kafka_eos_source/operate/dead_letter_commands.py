@@ -173,22 +173,24 @@ def replay(
     known, it does not exist, or it refuses the size, the key or the timestamp.
     """
     from kafka_eos_source.commit.session import KafkaClients
-    from kafka_eos_source.operate import replay
     from kafka_eos_source.operate import replay as operating
+    from kafka_eos_source.operate.records import log_ends
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
-    request = replay.plan(
-        kafka,
+    topic_id, logs = log_ends(kafka, topic, deadline)
+    request = operating.Replay(
         topic,
+        topic_id,
+        logs,
+        group_id or operating.group_of(topic, selection),
         selection,
-        deadline,
-        group_id=group_id,
-        output_to=output_to,
-        input_to=input_to,
+        output_to,
+        input_to,
         records_at_once=at_once,
         keeps_time=timestamps == "origin",
         new_partitions=new_partitions,
     )
+    operating.check_group(kafka, request, deadline)
     if dry_run:
         found = operating.preview(kafka, request, deadline)
     else:

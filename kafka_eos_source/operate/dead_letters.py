@@ -101,10 +101,6 @@ def read_letters(
         ranges: for each partition the first offset, and the offset after the last one.
         logs: bounds of each partition's log.
         silence_seconds: how long brokers may be silent.
-
-    Raises:
-        UnavailableError: the brokers are silent for too long.
-        AuthorizationError: the topic may not be read.
     """
     for record in records.read(kafka, ranges, logs, silence_seconds=silence_seconds):
         yield Letter.of(record)

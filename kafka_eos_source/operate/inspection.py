@@ -7,9 +7,9 @@ the staged parts. It changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import pyarrow.fs as pafs
 
@@ -19,11 +19,11 @@ from kafka_eos_source.commit.recovered import TokenRecords, recover
 from kafka_eos_source.commit.session import digest_of
 from kafka_eos_source.commit.sources import OwnOffsets, SourceRange, on_cluster, ranges
 from kafka_eos_source.commit.verdict import Verdict, batch_verdict
-from kafka_eos_source.errors import DataLossError, InvalidOptionError, KafkaEosError
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.errors import DataLossError, InvalidOptionError, KafkaEosError, UnavailableError
+from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.token_topic_reader import TopicRecords
-from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
+from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.shared import INTERNAL_PREFIX, Target
 from kafka_eos_source.plan.loss import Loss, cut_logs, reconcile
 from kafka_eos_source.protocol import offset_log
@@ -34,6 +34,7 @@ from kafka_eos_source.protocol.source_position import SourcePosition, is_kafka_o
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.secrets import shown_text
 from kafka_eos_source.sinks.targets import location
 from kafka_eos_source.stage.files import PROBE
 
@@ -83,7 +84,13 @@ class Checkpoint:
     @property
     def has_native_state(self) -> bool:
         """Whether Spark keeps its own state for the query, such as an aggregation or a deduplication."""
-        return offset_log.has_native_state(self.location)
+        with reachable("the checkpoint", self.location):
+            return offset_log.has_native_state(self.location)
+
+    def entry(self, batch_id: int) -> LoggedOffsets | None:
+        """Reads the entry of a batch in the offset log; returns None if there is none."""
+        with reachable("the checkpoint", self.location):
+            return offset_log.read(self.location, batch_id)
 
     def sources(self) -> Sequence[SourceRange]:
         """Returns the offset ranges of the next batch; empty ranges if Spark has not planned it."""
@@ -126,26 +133,40 @@ def read_checkpoint(location: str) -> Checkpoint | None:
 
     Raises:
         OperatorError: if one of its files is damaged or has an unknown version.
+        UnavailableError: if its file system does not answer, or refuses access.
         InvalidOptionError: if no file system supports the location.
     """
     fs, path = file_system(location)
-    if fs.get_file_info(f"{path}/metadata").type != pafs.FileType.File:
-        return None
-    planned, planned_at_seconds = _newest(fs, f"{path}/offsets")
-    logged = before = None
-    if planned is not None:
-        logged = offset_log.read(location, planned)
-        before = offset_log.read(location, planned - 1) if planned > 0 else None
-    return Checkpoint(
-        location=location,
-        query_id=offset_log.query_id(location),
-        planned=planned,
-        planned_at_seconds=planned_at_seconds,
-        committed=_newest(fs, f"{path}/commits")[0],
-        identity=read_identity(location),
-        logged=logged,
-        before=before,
-    )
+    with reachable("the checkpoint", location):
+        if fs.get_file_info(f"{path}/metadata").type != pafs.FileType.File:
+            return None
+        planned, planned_at_seconds = _newest(fs, f"{path}/offsets")
+        logged = before = None
+        if planned is not None:
+            logged = offset_log.read(location, planned)
+            before = offset_log.read(location, planned - 1) if planned > 0 else None
+        return Checkpoint(
+            location=location,
+            query_id=offset_log.query_id(location),
+            planned=planned,
+            planned_at_seconds=planned_at_seconds,
+            committed=_newest(fs, f"{path}/commits")[0],
+            identity=read_identity(location),
+            logged=logged,
+            before=before,
+        )
+
+
+@contextmanager
+def reachable(what: str, location: str) -> Iterator[None]:
+    """Turns what a file system raises into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"{what} {shown_text(location)} cannot be read: {error}",
+            fix="check the location, that its storage answers, and the credentials and rights of this user.",
+        ) from error
 
 
 def known_application_id(given: str | None, checkpoint: Checkpoint | None) -> str:
@@ -181,32 +202,6 @@ def _newest(fs: pafs.FileSystem, folder: str) -> tuple[int | None, float | None]
 
 
 # -- what Kafka holds of a query
-
-
-class MetadataReader(Protocol):
-    """Reads a cluster's metadata; implemented by `kafka.cluster_reader.ClusterReader`."""
-
-    def topics(self, deadline: Deadline) -> tuple[str, Mapping[str, int]]:
-        """Returns the cluster's id, and the number of partitions of each topic."""
-        ...
-
-    def group(
-        self, group_id: str, certainly: Collection[TopicPartition], deadline: Deadline
-    ) -> tuple[Mapping[TopicPartition, GroupOffset], bool]:
-        """Returns the group's offsets, and whether an unfinished transaction is about to change them."""
-        ...
-
-    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Returns the topic ids (KIP-516)."""
-        ...
-
-    def logs(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
-        """Returns the bounds of each partition's log."""
-        ...
-
-    def epoch_ends(self, epochs: Epochs) -> Mapping[TopicPartition, int]:
-        """Returns where a leader epoch ends in each partition's log, as `SourceAdmin.epoch_ends` does."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -279,7 +274,7 @@ class KafkaView:
 
 
 def kafka_view(
-    reader: MetadataReader,
+    reader: ClusterReader,
     deadline: Deadline,
     group_id: str,
     checkpoint: Checkpoint | None,
@@ -291,7 +286,6 @@ def kafka_view(
     """Reads what Kafka holds of a query.
 
     Raises:
-        UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
         OperatorError: if a token is damaged or has a newer format.
     """
     cluster_id, topics = reader.topics(deadline)
@@ -331,7 +325,7 @@ def kafka_view(
 
 
 def _losses(
-    reader: MetadataReader,
+    reader: ClusterReader,
     checkpoint: Checkpoint | None,
     own: OwnOffsets,
     existing: Collection[TopicPartition],
@@ -552,8 +546,10 @@ def staged_entries(location: str) -> list[StagedEntry]:
     Leaves out the probe file. A folder that does not exist has no entries.
     """
     fs, path = file_system(location)
+    with reachable("the staging folder", location):
+        infos = fs.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
     found: dict[str, StagedEntry] = {}
-    for info in fs.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True)):
+    for info in infos:
         name, _, below = info.path[len(path.rstrip("/")) + 1 :].partition("/")
         if name == PROBE and not below:
             continue
@@ -607,7 +603,7 @@ class Inspection:
 
 def inspect(
     target: Target,
-    reader: MetadataReader | None,
+    reader: ClusterReader | None,
     deadline: Deadline,
     *,
     token_topic: OpenTokenTopic | None = None,

@@ -83,9 +83,6 @@ def newest(
         logs: bounds of each partition's log; `follow` can continue at their ends without a gap or an overlap.
         count: how many records.
         uncommitted: whether to include records of open and aborted transactions.
-
-    Raises:
-        UnavailableError, AuthorizationError, DataLossError: as `read`.
     """
     back = 2 * count + 10
     while True:
@@ -424,9 +421,6 @@ def partition_counts(
         kafka: librdkafka properties that say how to reach the cluster.
         deadline: for the brokers.
         internal: whether to include Kafka's own topics.
-
-    Raises:
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     with ClusterReader(admin_config(kafka)) as cluster:
         _, found = cluster.topics(deadline)
@@ -446,9 +440,6 @@ def create_topic(
 
     Returns:
         False if a topic of that name exists.
-
-    Raises:
-        UnavailableError, AuthorizationError, OperatorError: as `TopicAdmin.create`.
     """
     with TopicAdmin(kafka, starts=True) as admin:
         # looked up first, because a request that changes nothing fails sooner if no broker answers
@@ -463,7 +454,6 @@ def describe_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> T
 
     Raises:
         InvalidOptionError: there is no such topic.
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     topic_id, ends = log_ends(kafka, name, deadline)
     with TopicAdmin(kafka, starts=True) as admin:
@@ -478,7 +468,6 @@ def log_ends(
 
     Raises:
         InvalidOptionError: there is no such topic.
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     with TopicAdmin(kafka, starts=True) as admin:
         shape = admin.shape(name, deadline)

@@ -32,7 +32,6 @@ from kafka_eos_source.operate.inspection import (
     staged_entries,
 )
 from kafka_eos_source.operate.shared import Target
-from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets
 from kafka_eos_source.protocol.token import ADOPTED, Token
@@ -228,7 +227,7 @@ def _without_token(
         )
         return Adoption(messages)
     token_batch = batch_id if outcome is BatchOutcome.COMMITTED else batch_id - 1
-    logged = offset_log.read(checkpoint.location, token_batch)
+    logged = checkpoint.entry(token_batch)
     if logged is None:
         return Adoption(
             messages,
@@ -238,7 +237,7 @@ def _without_token(
                 f"'assume_{outcome.value.replace(' ', '_')}:{batch_id}').",
             ),
         )
-    before = offset_log.read(checkpoint.location, token_batch - 1)
+    before = checkpoint.entry(token_batch - 1)
     messages.append(f"Batch {batch_id} is {outcome.value}: the new token names batch {token_batch}.")
     return Adoption(
         messages,
@@ -271,7 +270,7 @@ def _after_at_least_once(
     pending = checkpoint.logged if checkpoint.replays else None
     is_held = pending is not None and kafka.token is not None and kafka.token.end_digest == pending.digest
     token_batch = checkpoint.next_batch if is_held else checkpoint.next_batch - 1
-    logged = offset_log.read(checkpoint.location, token_batch)
+    logged = checkpoint.entry(token_batch)
     if logged is None:
         return Adoption(
             messages,
@@ -287,7 +286,7 @@ def _after_at_least_once(
             f"Batch {checkpoint.next_batch} is planned and not logged. The query writes it whole: if "
             "at_least_once has written rows of it, they are then in the output twice."
         )
-    before = offset_log.read(checkpoint.location, token_batch - 1)
+    before = checkpoint.entry(token_batch - 1)
     request = _declared(inspection, target, kafka, checkpoint, logged, before, token_batch)
     batch = replace(request.batch, unproven=True)
     if kafka.token is not None:

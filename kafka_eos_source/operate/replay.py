@@ -31,7 +31,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import dead_letters
 from kafka_eos_source.operate.dead_letters import Filter, Letter
-from kafka_eos_source.operate.records import log_ends, no_topic
+from kafka_eos_source.operate.records import no_topic
 from kafka_eos_source.protocol.dead_letters import INPUT, OUTPUT, without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -123,41 +123,9 @@ def group_of(topic: str, selection: Filter) -> str:
     return f"{_PREFIX}{topic}{suffix}"
 
 
-def plan(
-    kafka: Mapping[str, str],
-    topic: str,
-    selection: Filter,
-    deadline: Deadline,
-    *,
-    group_id: str | None = None,
-    output_to: str | None = None,
-    input_to: str | None = None,
-    records_at_once: int = 1000,
-    keeps_time: bool = True,
-    new_partitions: bool = False,
-) -> Replay:
-    """Returns a replay of what is committed now.
-
-    Raises:
-        InvalidOptionError: if there is no such topic.
-        OperatorError: as `ranges`.
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
-    """
-    topic_id, logs = log_ends(kafka, topic, deadline)
-    request = Replay(
-        topic,
-        topic_id,
-        logs,
-        group_id or group_of(topic, selection),
-        selection,
-        output_to,
-        input_to,
-        records_at_once,
-        keeps_time,
-        new_partitions,
-    )
+def check_group(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:
+    """Raises an OperatorError if the group cannot be that of this replay; see `ranges`."""
     ranges(request, committed(kafka, request, deadline))
-    return request
 
 
 def committed(
@@ -408,11 +376,7 @@ class Outcome:
 
 
 def preview(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> Outcome:
-    """Returns what `run` would send and refuse; changes nothing.
-
-    Raises:
-        OperatorError, UnavailableError, AuthorizationError: as `plan`.
-    """
+    """Returns what `run` would send and refuse; changes nothing."""
     held = committed(kafka, request, deadline)
     found = _Survey(kafka, request, ranges(request, held), deadline).outcome()
     found.new_group = not held
@@ -427,7 +391,7 @@ def run(
     *,
     skip_refused: bool = False,
 ) -> Outcome:
-    """Sends the letters of a plan that the group has not sent yet.
+    """Sends the letters that the group has not sent yet.
 
     Each transaction commits the offsets of all partitions, and each run ends with one, also if there is
     nothing to send. Kafka deletes the offset of a partition `offsets.retention.minutes` after its last
@@ -436,7 +400,7 @@ def run(
     Args:
         kafka: librdkafka properties.
         clients_of: returns clients of the same cluster for librdkafka properties.
-        request: from `plan`, which has checked the group.
+        request: what to send; `check_group` has accepted it.
         deadline: limits the wait for the brokers; each transaction has as much time again.
         skip_refused: pass over letters that cannot be sent; the group does not come back to them. False =
             send nothing if there are any.
@@ -444,7 +408,6 @@ def run(
     Raises:
         OperatorError: if letters are refused, a transaction failed, or a topic was deleted meanwhile.
         InvalidOptionError: if a topic that the request names does not exist.
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     session = _Session(clients_of(kafka), request, deadline)
     try:

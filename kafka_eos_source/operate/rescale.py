@@ -148,7 +148,6 @@ class Rescale:
             StateError: if the query is alive, or a move to another number of shards is under way.
             StateMismatchError, TokenMissingError, ChangelogError: if this state cannot be moved.
             OutcomeUnknownError: if Kafka did not answer a commit; run the command again.
-            KafkaEosError: if Kafka fails.
         """
         steps = {
             Stage.COPY: self._copy_out,
@@ -411,8 +410,6 @@ def kept_deletes(config: Mapping[str, str]) -> dict[str, str]:
 def unkept_deletes(config: Mapping[str, str]) -> dict[str, str]:
     """Returns the configuration of the changelog of which a copy was made: the inverse of `kept_deletes`."""
     own = int(config.get(_DELETE_RETENTION, 0)) - _COPY_KEEPS_DELETES_MS - 1
-    if own < -1:  # a release made the copy that did not lengthen this time
-        return dict(config)
     others = {name: value for name, value in config.items() if name != _DELETE_RETENTION}
     return others if own < 0 else {**others, _DELETE_RETENTION: str(own)}
 
@@ -466,7 +463,6 @@ class RescaleTopics:
             stable: whether to wait until unfinished transactions on the group have ended.
 
         Raises:
-            UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
             OperatorError: if a move record is damaged or has a newer version.
             StateMismatchError: if the state cannot be moved.
         """

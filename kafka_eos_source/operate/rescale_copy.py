@@ -152,7 +152,6 @@ def copy_to_new_shards(
 
     Raises:
         ChangelogError: if the changelog does not describe its store, or changed while it was read.
-        KafkaEosError: if Kafka fails.
     """
     description = described(changelog, cut, Deadline.after_ms(sender.timeout_ms))
     if description is None:
@@ -243,9 +242,6 @@ def copy_back(
         sender: sends to the changelog.
         commit_slice: commits a slice, given the offsets up to which the partitions are in the changelog then,
             and the number of offsets done. It then begins the next one.
-
-    Raises:
-        KafkaEosError: if Kafka fails.
     """
     now = dict(filled)
     owner = Owner(changelog.application_id, changelog.store, len(copy))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kafka_eos_source.operate.inspection import MetadataReader
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader
     from kafka_eos_source.runtime.deadline import Deadline
 
 #: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; the commands
@@ -258,7 +258,7 @@ def kafka_of(options: dict[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def open_reader(target: Target) -> Iterator[MetadataReader | None]:
+def open_reader(target: Target) -> Iterator[ClusterReader | None]:
     """Opens a reader of the target's cluster; yields None if the target names no brokers."""
     if target.kafka is None:
         yield None

@@ -25,11 +25,10 @@ from kafka_eos_source.errors import (
     TokenMissingError,
 )
 from kafka_eos_source.kafka.changelog_reader import ChangelogReader
-from kafka_eos_source.kafka.cluster_reader import LogEnds
+from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.inspection import MetadataReader
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.committed import changelog_client
@@ -110,13 +109,9 @@ def local_shards(root: str, application_id: str | None = None, store: str | None
 
 
 def changelog_shards(
-    reader: MetadataReader, group_id: str, application_id: str, store: str | None, deadline: Deadline
+    reader: ClusterReader, group_id: str, application_id: str, store: str | None, deadline: Deadline
 ) -> list[ChangelogShard]:
-    """Lists the changelog partitions of a query, which it recognises by the names of the topics.
-
-    Raises:
-        UnavailableError, AuthorizationError: if Kafka cannot be reached or refuses the request.
-    """
+    """Lists the changelog partitions of a query, which it recognises by the names of the topics."""
     _, topics = reader.topics(deadline)
     stores = stores_of(application_id, topics)
     tps = [
@@ -517,7 +512,6 @@ def lower_times(
         StateError: if the query is alive, or the group changed meanwhile. Nothing was changed.
         TokenMissingError: if the group has no token of the store.
         OutcomeUnknownError: if Kafka did not answer the commit; run the command again.
-        KafkaEosError: if Kafka fails.
     """
     clients = KafkaClients(kafka)
     producer = clients.producer(application_id)

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from kafka_eos_source.commit.facts import Held
     from kafka_eos_source.commit.interfaces import Clients
     from kafka_eos_source.commit.recovered import TokenRecords
-    from kafka_eos_source.kafka.cluster_reader import LogEnds
+    from kafka_eos_source.kafka.cluster_reader import ClusterReader, LogEnds
     from kafka_eos_source.kafka.token_topic import TokenTopic
     from kafka_eos_source.kafka.token_topic_reader import NewestRecord, Survey
-    from kafka_eos_source.operate.inspection import MetadataReader
     from kafka_eos_source.protocol.token_record import TokenRecord
     from kafka_eos_source.runtime.deadline import Deadline
 
@@ -221,6 +220,7 @@ def restore(
     from kafka_eos_source.commit.identity_file import read_identity
     from kafka_eos_source.commit.session import KafkaClients
     from kafka_eos_source.kafka import token_topic_reader
+    from kafka_eos_source.operate.inspection import reachable
     from kafka_eos_source.protocol.identity import is_series
 
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
@@ -237,7 +237,10 @@ def restore(
     if not as_json:
         show_entries(console(), name, found)
     record = found[0].record
-    first = None if checkpoint is None else read_identity(checkpoint)
+    first = None
+    if checkpoint is not None:
+        with reachable("the checkpoint", checkpoint):
+            first = read_identity(checkpoint)
     if not is_series(record.token.query_id) and first is None:
         raise InvalidOptionError(
             "it is not known whether the topic has a record of every batch of the query.",
@@ -312,7 +315,7 @@ class Entry:
 
 
 def describe_token_topic(
-    kafka: Mapping[str, Any], name: str, reader: MetadataReader, deadline: Deadline
+    kafka: Mapping[str, Any], name: str, reader: ClusterReader, deadline: Deadline
 ) -> TokenTopicDescription:
     """Reads the topic without waiting for open transactions.
 

@@ -367,7 +367,6 @@ def measure_lag(
 
     Raises:
         InvalidOptionError: the group has committed no offsets.
-        UnavailableError, AuthorizationError: the cluster does not answer, or refuses to.
     """
     offsets, _ = cluster.group(group_id, (), deadline)
     if not offsets:

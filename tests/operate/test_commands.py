@@ -43,7 +43,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.cluster_reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
-from kafka_eos_source.operate import inspection as checkpoints
+from kafka_eos_source.operate import inspection as inspecting
 from kafka_eos_source.operate import repair
 from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect, short_name
 from kafka_eos_source.operate.query_commands import show_inspection
@@ -517,6 +517,28 @@ def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
     assert "INVALID_OPTION" in [each.condition for each in other.findings]
 
 
+@pytest.mark.parametrize("what", ["the checkpoint", "the staging folder"])
+def test_a_location_that_does_not_answer_is_an_error_with_a_fix(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As an S3 bucket whose endpoint is down: its file system raises OSError."""
+
+    class Silent:
+        def get_file_info(self, _asked: object) -> None:
+            raise OSError("AWS Error NETWORK_CONNECTION")
+
+    made.write_batches(0, 1)
+    answers = inspecting.file_system
+    where = made.location if what == "the checkpoint" else f"{made.location}/kafka-eos/staging"
+    monkeypatch.setattr(
+        inspecting, "file_system", lambda uri: (Silent(), uri) if uri == where else answers(uri)
+    )
+    result = run("inspect", "--checkpoint", made.location)
+    assert result.exit_code == 1
+    assert f"[KAFKA_EOS.UNAVAILABLE] {what} {where} cannot be read: AWS Error" in result.output
+    assert "Fix: check the location" in result.output
+
+
 def test_inspect_names_a_damaged_file(made: GeneratedCheckpoint) -> None:
     made.write_batches(0, 1).write_identity_file()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
@@ -938,7 +960,7 @@ def test_the_next_batch_id_follows_the_rule_of_spark(made: GeneratedCheckpoint) 
     nexts = {}
     for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
         folder = Path(made.location).with_name(f"c{committed}{planned}")
-        found = checkpoints.read_checkpoint(
+        found = inspecting.read_checkpoint(
             GeneratedCheckpoint(folder).write_batches(committed, planned).location
         )
         assert found is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
 
 import pyarrow.fs as pafs
 
@@ -17,6 +16,8 @@ from kafka_eos_source.errors import AuthorizationError, KafkaEosError
 from kafka_eos_source.kafka.cluster_reader import ClusterReader
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout, clock_difference, replicas_below
+from kafka_eos_source.kafka.rights import Rights
+from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.kafka.wire.probe import finalized_features
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, failure, ok
 from kafka_eos_source.operate.inspection import Inspection
@@ -173,24 +174,13 @@ def clock(
 PRINCIPALS = ("query", *QUERY)
 
 
-class Asks(Protocol):
-    """Looks up rights; implemented by `kafka.rights.Rights`."""
-
-    def of_topics(self, topics: Collection[str]) -> Mapping[str, frozenset[str] | None]: ...
-    def of_group(self, group_id: str) -> frozenset[str] | None: ...
-    def may_write_transactional_id(self, transactional_id: str) -> bool | None: ...
-
-
-def check_rights(names: Names, principal: str, asks: Asks) -> Iterator[Finding]:
+def check_rights(names: Names, principal: str, asks: Rights) -> Iterator[Finding]:
     """Yields a finding for each missing right, or one that all rights are there.
 
     Args:
         names: the query's resources.
         principal: one of `PRINCIPALS`.
         asks: looks up the rights of the credentials.
-
-    Raises:
-        KafkaEosError: if no broker answers, or the login is refused.
     """
     parts = QUERY if principal == "query" else (principal,)
     # the retention check asks for the right on the cluster; a changelog that exists needs no Create
@@ -372,15 +362,8 @@ _LEAST_BYTES = 16_384
 _MAX_BYTES = "max.message.bytes"
 
 
-class Topics(Protocol):
-    """Looks up topics; implemented by `kafka.topic_admin.TopicAdmin`."""
-
-    def shape(self, name: str, deadline: Deadline) -> object | None: ...
-    def config(self, name: str, deadline: Deadline) -> Mapping[str, str]: ...
-
-
 def check_dead_letter_topic(
-    name: str, output: str | None, topics: Topics, deadline: Deadline
+    name: str, output: str | None, topics: TopicAdmin, deadline: Deadline
 ) -> Iterator[Finding]:
     """Yields what is wrong with a dead-letter topic, or that nothing is.
 
@@ -389,9 +372,6 @@ def check_dead_letter_topic(
         output: the option ``topic``; None = not known.
         topics: looks topics up with the sink's credentials.
         deadline: limits the wait for the brokers.
-
-    Raises:
-        KafkaEosError: if no broker answers, or the login is refused.
     """
     if topics.shape(name, deadline) is None:
         yield Finding(

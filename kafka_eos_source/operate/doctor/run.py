@@ -31,31 +31,45 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 
+
+def _imports() -> Iterator[Finding]:
+    """Checks that Python processes import bytecode."""
+    spark = Path(pyspark.__file__).parent
+    yield machine.zipped_pyspark(spark)
+    yield from machine.uncompiled([Path(kafka_eos_source.__file__).parent, spark])
+
+
+def _java_major() -> int | None:
+    try:
+        return java.found()[1]
+    except KafkaEosError:
+        return None  # the check of Java reports it
+
+
+def _one(check: Callable[[], Finding]) -> Callable[[], Iterator[Finding]]:
+    return lambda: iter([check()])
+
+
+#: The checks of this machine, in the order in which they run.
+_MACHINE: Mapping[str, Callable[[], Iterator[Finding]]] = {
+    "versions": lambda: machine.check_versions(machine.installed(_java_major())),
+    "java": _one(machine.check_java),
+    "kernel": _one(machine.check_kernel),
+    "discovery": _one(machine.discovery),
+    "python": _one(lambda: machine.workers_python(os.environ, sys.executable)),
+    "workers": _imports,
+    "classes": _one(
+        lambda: machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
+    ),
+    "checkpoints": _one(lambda: machine.checkpoint_files(local_checkpoints())),
+    "daemon": _one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
+    "space": _one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
+    "files": _one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+    "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
+}
+_CLUSTER = ("brokers", "transactions", "replicas", "clock", "rights", "dead-letters", "retention")
 #: Names of all checks, in the order in which they run.
-CHECKS = (
-    "versions",
-    "java",
-    "kernel",
-    "discovery",
-    "python",
-    "workers",
-    "classes",
-    "checkpoints",
-    "daemon",
-    "space",
-    "files",
-    "folders",
-    "brokers",
-    "transactions",
-    "replicas",
-    "clock",
-    "rights",
-    "dead-letters",
-    "retention",
-    "staging",
-    "registry",
-    "executors",
-)
+CHECKS = (*_MACHINE, *_CLUSTER, "staging", "registry", "executors")
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
         patient: what to look at.
         deadline: limits the wait for the brokers.
     """
-    for name, check in _machine().items():
+    for name, check in _MACHINE.items():
         if _wanted(patient, name):
             yield from check()
     if patient.target.kafka is not None:
@@ -142,45 +156,8 @@ def _wanted(patient: Patient, *names: str) -> bool:
     return not patient.only or bool(set(names) & set(patient.only))
 
 
-def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
-    def one(check: Callable[[], Finding]) -> Callable[[], Iterator[Finding]]:
-        return lambda: iter([check()])
-
-    return {
-        "versions": lambda: machine.check_versions(machine.installed(_java_major())),
-        "java": one(machine.check_java),
-        "kernel": one(machine.check_kernel),
-        "discovery": one(machine.discovery),
-        "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
-        "workers": _imports,
-        "classes": one(
-            lambda: machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
-        ),
-        "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
-        "daemon": one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
-        "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
-        "files": one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
-        "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
-    }
-
-
-def _imports() -> Iterator[Finding]:
-    """Checks that Python processes import bytecode."""
-    spark = Path(pyspark.__file__).parent
-    yield machine.zipped_pyspark(spark)
-    yield from machine.uncompiled([Path(kafka_eos_source.__file__).parent, spark])
-
-
-def _java_major() -> int | None:
-    try:
-        return java.found()[1]
-    except KafkaEosError:
-        return None  # the check of Java reports it
-
-
 def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> Iterator[Finding]:
-    names = ("brokers", "transactions", "replicas", "clock", "rights", "dead-letters", "retention")
-    if not _wanted(patient, *names):
+    if not _wanted(patient, *_CLUSTER):
         return
     try:
         with open_reader(patient.target) as reader:
