@@ -367,6 +367,7 @@ class Complete:
             "fence": [*who, "--yes"],
             "adopt": [*checkpoint, "--not-committed", "--yes", "--json"],
             "state restore": [*who, *restored, "--yes"],
+            "token-topic show": ["--topic", query.names["tokens"]],
         }.get(name, [topic])
         return invoke(*name.split(), *own, *at)
 
@@ -466,8 +467,15 @@ def test_the_command_prints_the_rights_that_these_tests_grant(complete: Complete
     }
 
 
+#: These change what other tests read, or need state that is damaged. Their requests show their rights.
+_CHANGE_MUCH = (
+    *("topics create", "dead-letters replay", "sinks list", "state rescale", "state lower-time"),
+    *("token-topic forget", "token-topic restore"),
+)
+
+
 @pytest.mark.fault("T398", "each right that a command needs is taken away", "any command")
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [each for each in COMMANDS if each not in _CHANGE_MUCH])
 def test_without_each_right_of_the_table_a_command_fails_and_names_it(complete: Complete, name: str) -> None:
     query = complete.state if name == "state restore" else complete.plain
     rights = rights_of(complete.names[id(query)], name)

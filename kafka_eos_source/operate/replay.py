@@ -32,6 +32,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import dead_letters
 from kafka_eos_source.operate.dead_letters import Filter, Letter
 from kafka_eos_source.operate.records import no_topic
+from kafka_eos_source.operate.shared import REPLAY_PREFIX
 from kafka_eos_source.protocol.dead_letters import INPUT, OUTPUT, without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -40,8 +41,6 @@ from kafka_eos_source.runtime.retry import Pauses
 from kafka_eos_source.spark.schema import STAGED_ARROW
 from kafka_eos_source.stage.record_limits import CLIENT_BYTES, time_limit
 from kafka_eos_source.stage.row_rules import CLOCKS_DIFFER_MS, is_legal_topic, size_of, with_small_batches
-
-_PREFIX = "kafka-eos-replay-"
 
 #: Why a letter cannot be sent again, by a name that programs can rely on.
 REFUSALS: Mapping[str, str] = {
@@ -93,7 +92,7 @@ class Replay:
     @property
     def transactional_id(self) -> str:
         """The transactional id: never that of a query, which the replay would fence."""
-        return self.group_id if self.group_id.startswith(_PREFIX) else f"{_PREFIX}{self.group_id}"
+        return self.group_id if self.group_id.startswith(REPLAY_PREFIX) else f"{REPLAY_PREFIX}{self.group_id}"
 
     @property
     def metadata(self) -> str:
@@ -120,7 +119,7 @@ def group_of(topic: str, selection: Filter) -> str:
     """Returns the default group of a replay. Each set of filters has its own."""
     conditions = selection.conditions()
     suffix = f"-{sha256(_text(conditions).encode()).hexdigest()[:8]}" if conditions else ""
-    return f"{_PREFIX}{topic}{suffix}"
+    return f"{REPLAY_PREFIX}{topic}{suffix}"
 
 
 def check_group(kafka: Mapping[str, str], request: Replay, deadline: Deadline) -> None:

@@ -1,6 +1,7 @@
 """The least rights of each part of a query: one table for ``kafka-eos acls``, ``doctor`` and the docs.
 
-A test with a real broker takes each right of the table away, and expects the error that names it.
+A test with a real broker takes each right of a query away, and of most commands, and expects the error that
+names it. The rights of commands that change much follow from the requests that they send.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kafka_eos_source.operate.shared import (
     CONNECTION,
     DEAD_LETTER_TOPIC,
     INTERNAL_PREFIX,
+    REPLAY_PREFIX,
     SOURCE_TOPICS,
     TOKEN_TOPIC,
     Target,
@@ -40,7 +42,12 @@ QUERY = ("source", "sink", "operator")
 #: Batch writes need the rights of the sink, and these.
 BATCH = "batch write"
 #: What else may need rights: commands of ``kafka-eos`` that a person runs.
-COMMANDS = ("inspect", "fence", "adopt", "tail", "dead-letters list", "state restore")
+COMMANDS = (
+    *("inspect", "fence", "adopt", "tail", "topics create", "topics describe"),
+    *("dead-letters list", "dead-letters replay", "sinks list"),
+    *("state restore", "state rescale", "state lower-time"),
+    *("token-topic show", "token-topic forget", "token-topic restore"),
+)
 
 
 class Right(NamedTuple):
@@ -71,8 +78,11 @@ RESOURCES = {
     "token": ("topic", "`token.topic`"),
     "dead": ("topic", "`deadLetter.topic`"),
     "changelog": ("topic", "changelogs"),
+    "copy": ("topic", "changelogs with `-rescale` after their names"),
     "id": ("transactional id", "transactional id"),
     "group": ("group", "group"),
+    "replay id": ("transactional id", "ids that begin with `kafka-eos-replay-` and `deadLetter.topic`"),
+    "replay group": ("group", "groups that begin with `kafka-eos-replay-` and `deadLetter.topic`"),
     "cluster": ("cluster", "the cluster"),
 }
 
@@ -132,10 +142,53 @@ TABLE = (
     Right("adopt", "token", "WRITE", "the record of the token"),
     Right("adopt", "token", "READ", "its newest record"),
     Right("tail", "written", "READ", "the records"),
+    Right("topics create", "written", "CREATE", "creating them"),
+    Right("topics create", "written", "DESCRIBE", "finding out whether they exist and have leaders"),
+    Right("topics describe", "written", "DESCRIBE", "the partitions and their logs"),
+    Right("topics describe", "written", "DESCRIBE_CONFIGS", "their properties"),
     Right("dead-letters list", "dead", "READ", "the letters"),
+    Right("dead-letters replay", "dead", "READ", "the letters, and committing how far they were sent"),
+    Right(
+        "dead-letters replay",
+        "committed",
+        "WRITE",
+        "sending input records to where they were read; the same for the topics of `--to` and `--input-to`",
+    ),
+    Right("dead-letters replay", "committed", "DESCRIBE_CONFIGS", "finding out which records they take"),
+    Right("dead-letters replay", "replay id", "WRITE", "the transactions"),
+    Right("dead-letters replay", "replay group", "READ", "how far the letters were sent"),
+    Right("sinks list", "group", "DESCRIBE", "the token; also `sinks commit` and `sinks abort`"),
+    Right("sinks list", "anchor", "DESCRIBE", "the offset that carries the token"),
+    Right("sinks list", "committed", "DESCRIBE", "the offsets of the sources, and where the logs end"),
+    Right("sinks list", "token", "READ", "the record of the token"),
     Right("state restore", "changelog", "READ", "the state; also `state get` and `state verify`"),
     Right("state restore", "changelog", "DESCRIBE_CONFIGS", "how long it keeps deletes"),
     Right("state restore", "group", "DESCRIBE", "how far the state is complete"),
+    Right("state rescale", "id", "WRITE", "the transactions"),
+    Right("state rescale", "group", "READ", "the tokens, and committing how far the state is moved"),
+    *(
+        Right("state rescale", topic, operation, purpose)
+        for topic in ("changelog", "copy")
+        for operation, purpose in (
+            ("CREATE", "creating them with the new number of partitions"),
+            ("DELETE", "deleting them before that, and the copies at the end"),
+            ("DESCRIBE_CONFIGS", "the properties with which the others are created"),
+            ("READ", "the state, and committing offsets"),
+            ("WRITE", "the state"),
+        )
+    ),
+    Right("state lower-time", "id", "WRITE", "the transaction"),
+    Right("state lower-time", "group", "READ", "the tokens of the shards"),
+    Right("state lower-time", "changelog", "READ", "committing the tokens"),
+    Right("token-topic show", "token", "READ", "the records; also `token-topic describe`"),
+    Right("token-topic forget", "token", "READ", "the record"),
+    Right("token-topic forget", "token", "WRITE", "deleting it"),
+    Right("token-topic restore", "token", "READ", "the record"),
+    Right("token-topic restore", "id", "WRITE", "the transaction"),
+    Right("token-topic restore", "group", "READ", "finding out what it has lost"),
+    Right("token-topic restore", "committed", "READ", "committing the source offsets"),
+    Right("token-topic restore", "anchor", "READ", "committing the token"),
+    Right("token-topic restore", "changelog", "READ", "committing how far the state is complete"),
 )
 
 #: Operations that contain another one, as Kafka's authorizer sees it.
@@ -188,6 +241,8 @@ class Names:
             "group": self.group_id,
             "cluster": "kafka-cluster",
         }
+        if resource.startswith("replay"):
+            return () if self.dead_letter_topic is None else (f"{REPLAY_PREFIX}{self.dead_letter_topic}",)
         if resource in single:
             name = single[resource]
             return () if name is None else (name,)
@@ -197,6 +252,7 @@ class Names:
             "written": self.written,
             "limited": () if self.dead_letter_topic is None else {*self.written, self.dead_letter_topic},
             "changelog": self.changelogs,
+            "copy": [f"{each}-rescale" for each in self.changelogs],
         }[resource]
 
 
@@ -250,7 +306,9 @@ def needs(names: Names, parts: Collection[str]) -> list[Need]:
             continue
         kind = RESOURCES[each.resource][0]
         for name in sorted(names.of(each.resource)):
-            prefixed = names.prefixes and kind in ("group", "transactional id")
+            prefixed = each.resource.startswith("replay") or (
+                names.prefixes and kind in ("group", "transactional id")
+            )
             need = Need(kind, name, each.operation, each.without, each.purpose, prefixed, each.part)
             kept = found.setdefault((kind, name, each.operation), need)
             if kept.without and not need.without:

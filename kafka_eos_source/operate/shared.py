@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: Prefix of Kafka's internal topics. One of them carries the tokens of a sink without a topic; the commands
 #: do not show its log.
 INTERNAL_PREFIX = "__"
+#: Prefix of the transactional ids and default groups of ``kafka-eos dead-letters replay``.
+REPLAY_PREFIX = "kafka-eos-replay-"
 #: Where ``kafka-eos broker`` listens.
 _DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 

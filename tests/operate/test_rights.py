@@ -193,6 +193,18 @@ def test_each_command_has_rights_of_its_own(command: str) -> None:
     assert {each[0] for each in found - without} == {"User:me"}
 
 
+def test_a_replay_has_a_group_and_an_id_of_its_own() -> None:
+    options = ("--application-id", "app", "--source-topic", "in", "--dead-letter-topic", "dead", *OUT)
+    found = granted(*options, "--command", "dead-letters replay", "--command-principal", "User:me")
+    assert {each[1:] for each in found if each[0] == "User:me"} == {
+        ("Read", "dead"),
+        ("Write", "in"),
+        ("DescribeConfigs", "in"),
+        ("Write", "kafka-eos-replay-dead*"),
+        ("Read", "kafka-eos-replay-dead*"),
+    }
+
+
 def test_the_table_and_json_have_every_right() -> None:
     options = ("--application-id", "app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
     shown = json.loads(acls(*options, "--json"))
