@@ -18,7 +18,7 @@ from kafka_eos_source.operate.shared import (
     table_of,
     with_options,
 )
-from kafka_eos_source.runtime.json_output import JSON
+from kafka_eos_source.runtime.json_output import JSON, json_text
 
 if TYPE_CHECKING:
     from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
@@ -96,11 +96,12 @@ def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **g
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
     _, logs = log_ends(kafka, topic, deadline)
-    letters = dead_letters.read_letters(kafka, dead_letters.whole(logs), logs, deadline.budget_seconds)
+    committed = {tp: (log.earliest, log.stable) for tp, log in logs.items()}
+    letters = dead_letters.read_letters(kafka, committed, logs, deadline.budget_seconds)
     selected = (each for each in letters if selection.selects(each))
     if as_json:
         for each in selected if count is None else dead_letters.newest(selected, count):
-            click.echo(dead_letters.line(each))
+            click.echo(json_text(each.to_json()))
         return
     summary = dead_letters.Summary()
     shown = dead_letters.newest(_counted(selected, summary), _IN_TABLE if count is None else count)

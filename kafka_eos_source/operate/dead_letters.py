@@ -15,7 +15,6 @@ from kafka_eos_source.operate import records
 from kafka_eos_source.operate.records import TopicRecord, contents_json
 from kafka_eos_source.protocol import dead_letters
 from kafka_eos_source.protocol.dead_letters import DeadLetter, without_ours
-from kafka_eos_source.runtime.json_output import json_text
 
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200
@@ -106,11 +105,6 @@ def read_letters(
         yield Letter.of(record)
 
 
-def whole(logs: Mapping[TopicPartition, LogEnds]) -> dict[TopicPartition, tuple[int, int]]:
-    """Returns the offset ranges of everything that is committed now."""
-    return {tp: (log.earliest, log.stable) for tp, log in logs.items()}
-
-
 @dataclass
 class Summary:
     """Counts letters by error, query and contents.
@@ -147,11 +141,6 @@ def newest(letters: Iterable[Letter], count: int) -> list[Letter]:
         elif kept:
             heapq.heappushpop(kept, entry)
     return [entry[-1] for entry in sorted(kept, key=lambda entry: entry[:-1])]
-
-
-def line(letter: Letter) -> str:
-    """Returns one line of JSON."""
-    return json_text(letter.to_json())
 
 
 def time_text(timestamp_ms: int | None) -> str:

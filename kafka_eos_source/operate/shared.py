@@ -297,12 +297,6 @@ class ExitCode(IntEnum):
     WARNING = 4, "Nothing prevents a query from running, but `doctor` found something to look at."
 
 
-def exit_code_table() -> str:
-    """Returns the Markdown table of all exit codes."""
-    rows = [f"| {code.value} | {code.meaning} |" for code in ExitCode]
-    return "\n".join(["| exit code | meaning |", "|--:|---|", *rows])
-
-
 # -- the query that a command line names
 
 _PREFIX = "kafka."

@@ -294,20 +294,33 @@ def test_commands_never_print_a_password(
 # -- inspect ----------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_restart(
-    made: GeneratedCheckpoint,
+@pytest.mark.parametrize(
+    ("committed", "held", "verdict", "source"),
+    [
+        (6, 7, "Kafka holds batch 7, Spark's commit log does not: a restart skips it.", (70, 80, 80)),
+        (6, 6, "batch 7 is planned but not in Kafka: a restart writes it once.", (70, 80, 70)),
+        (
+            7,
+            7,
+            "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8.",
+            (80, None, 80),
+        ),
+    ],
+)
+def test_inspect_says_what_a_restart_does(
+    made: GeneratedCheckpoint, committed: int, held: int, verdict: str, source: tuple[int, int | None, int]
 ) -> None:
-    made.write_batches(6, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
-    assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
+    made.write_batches(committed, 7).write_identity_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(held)))
+    assert found.verdict.text == verdict
     assert not found.needs_a_person
     assert found.checkpoint is not None
     assert found.kafka is not None
-    assert (found.checkpoint.planned, found.checkpoint.committed) == (7, 6)
+    assert (found.checkpoint.planned, found.checkpoint.committed) == (7, committed)
     assert found.kafka.token is not None
-    assert found.kafka.token.batch_id == 7
-    (source,) = [each for each in found.kafka.partitions if each.tp == IN]
-    assert (source.start, source.end, source.group) == (70, 80, 80)
+    assert found.kafka.token.batch_id == held
+    (read,) = [each for each in found.kafka.partitions if each.tp == IN]
+    assert (read.start, read.end, read.group) == source
 
 
 @pytest.mark.parametrize(
@@ -321,25 +334,6 @@ def test_inspect_shows_when_timers_are_due(made: GeneratedCheckpoint, at_ms: int
     text = io.StringIO()
     show_inspection(Console(file=text, width=200), found)
     assert f"timers due {shown}" in " ".join(text.getvalue().split())
-
-
-def test_a_planned_batch_that_kafka_does_not_hold_is_written_after_a_restart(
-    made: GeneratedCheckpoint,
-) -> None:
-    made.write_batches(6, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(6)))
-    assert found.verdict.text == "batch 7 is planned but not in Kafka: a restart writes it once."
-    assert not found.needs_a_person
-
-
-def test_a_batch_that_both_logs_hold_is_complete(made: GeneratedCheckpoint) -> None:
-    made.write_batches(7, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
-    assert (
-        found.verdict.text == "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8."
-    )
-    assert found.kafka is not None
-    assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
 
 
 def test_inspect_of_a_checkpoint_without_batches_derives_the_application_id(

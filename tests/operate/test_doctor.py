@@ -58,6 +58,12 @@ def complete(*found: Finding) -> None:
         assert each.severity is OK or (each.what and each.why and each.fix), each
 
 
+def is_complete(found: Finding, severity: Severity, said: str = "") -> None:
+    complete(found)
+    assert found.severity is severity, found
+    assert said in found.what
+
+
 # -- the command
 
 
@@ -237,8 +243,7 @@ def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
     found = machine.zipped_pyspark(tmp_path)
-    complete(found)
-    assert found.severity is NOTE
+    is_complete(found, NOTE)
     assert found.repair is None, "these modules are nowhere else"
     (tmp_path / "sql").mkdir()
     (tmp_path / "sql" / "session.py").write_text("")
@@ -265,8 +270,7 @@ def test_a_package_without_bytecode_is_reported_and_can_be_compiled(
     for module in ("__init__.py", "module.py", "part/__init__.py"):
         (package / module).write_text("")
     (found,) = machine.uncompiled([package])
-    complete(found)
-    assert found.severity is NOTE
+    is_complete(found, NOTE)
     assert found.repair is not None
     found.repair.run()
     assert len(list(package.rglob("*.pyc"))) == 3
@@ -282,8 +286,7 @@ def test_a_package_without_bytecode_is_reported_and_can_be_compiled(
 
 def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
     found = machine.checkpoint_files({"some.setting": "a.Class"})
-    assert found.severity is OK
-    assert "some.setting=a.Class" in found.what
+    is_complete(found, OK, "some.setting=a.Class")
     assert "does not include Spark" in machine.checkpoint_files({}).what
 
 
@@ -311,8 +314,7 @@ def test_the_daemon_of_running_sessions_is_found_by_its_command_line(
 )
 def test_little_temporary_space_is_reported(free: int, severity: Severity) -> None:
     found = machine.temporary_space(free, "/tmp")
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +330,7 @@ def test_little_temporary_space_is_reported(free: int, severity: Severity) -> No
 )
 def test_a_low_limit_of_open_files_is_reported(soft: int, hard: int, severity: Severity, fix: str) -> None:
     found = machine.descriptors(soft, hard)
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
     assert fix in found.fix
 
 
@@ -344,8 +345,7 @@ def test_private_folders_of_other_users_are_reported_and_not_repaired(tmp_path: 
     assert linked.repair is None, "nobody follows or deletes a link that another user may have made"
     (tmp_path / f"kafka-eos-state-{uid + 1}").mkdir(mode=0o700)
     (foreign,) = machine.private_folders(str(tmp_path), uid + 1)
-    assert foreign.severity is BAD
-    assert "belongs to another user" in foreign.what
+    is_complete(foreign, BAD, "belongs to another user")
 
 
 # -- the cluster
@@ -365,11 +365,9 @@ def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
     (found,) = cluster.brokers({}, TWO, "c", Deadline.after_seconds(3), ask=ask)
     complete(found)
     assert asked == ["a", "b"]
-    assert found.severity is BAD
-    assert "broker 2 does not answer at b:9092" in found.what
+    is_complete(found, BAD, "broker 2 does not answer at b:9092")
     (found,) = cluster.brokers({}, TWO, "c", soon(), ask=lambda *each: None)
-    assert found.severity is OK
-    assert "2 of 2 brokers of cluster c answer" in found.what
+    is_complete(found, OK, "2 of 2 brokers of cluster c answer")
 
 
 @pytest.mark.parametrize(
@@ -391,9 +389,7 @@ def test_the_finalized_level_of_transactions_is_reported(
         return features
 
     found = cluster.transaction_version({"bootstrap.servers": "b:1"}, TWO, ask=ask)
-    complete(found)
-    assert found.severity is severity
-    assert said in found.what
+    is_complete(found, severity, said)
 
 
 def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
@@ -418,8 +414,7 @@ def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None
 )
 def test_clocks_that_surely_differ_are_reported(ms: float, uncertainty: float, severity: Severity) -> None:
     found = cluster.clock({}, "t", soon(), ask=lambda *each: ClockDifference(ms, uncertainty))
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
     assert ("ahead of" if ms > 0 else "behind") in found.what
 
 
@@ -542,9 +537,7 @@ def test_a_dead_letter_topic_that_loses_or_refuses_letters_is_reported(
     config: dict[str, str], severity: Severity, text: str
 ) -> None:
     (found,) = cluster.check_dead_letter_topic("dead", "out", DeadLetterTopics(**config), soon())
-    complete(found)
-    assert found.severity is severity
-    assert text in found.what
+    is_complete(found, severity, text)
 
 
 def test_a_missing_dead_letter_topic_is_reported() -> None:
@@ -584,9 +577,7 @@ def test_a_token_that_kafka_deletes_soon_is_reported(
     idle: float, token: bool, kept_ms: Any, topic: str | None, severity: Severity, said: str
 ) -> None:
     found = cluster.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
-    complete(found)
-    assert found.severity is severity
-    assert said in found.what
+    is_complete(found, severity, said)
 
 
 def test_a_query_that_never_committed_has_no_token_to_lose() -> None:
@@ -602,8 +593,7 @@ def test_a_staging_folder_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file" / "below"), "nosuchscheme://bucket/x"):
         found = cluster.staging(wrong)
-        complete(found)
-        assert found.severity is BAD, wrong
+        is_complete(found, BAD)
 
 
 # -- the executors
@@ -630,8 +620,7 @@ def judged(
 
 def test_executors_like_the_driver_pass() -> None:
     (found,) = judged(executor(), executor(host="other"))
-    assert found.severity is OK
-    assert "2 tasks on" in found.what
+    is_complete(found, OK, "2 tasks on")
 
 
 @pytest.mark.parametrize(
@@ -683,9 +672,7 @@ def test_a_job_that_fails_names_its_cause() -> None:
         raise PySparkException("Job aborted\n  at x.y\nPySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9\n")
 
     (found,) = executors.check({}, None, job=fail)
-    complete(found)
-    assert found.severity is BAD
-    assert "PYTHON_VERSION_MISMATCH" in found.what
+    is_complete(found, BAD, "PYTHON_VERSION_MISMATCH")
 
 
 def test_the_probe_imports_only_the_standard_library() -> None:
