@@ -428,7 +428,7 @@ def sweep_decisions(
     age as orphans.
 
     Args:
-        found: result of `entries`.
+        found: result of `staged_entries`.
         token_batch: newest batch of this query that Kafka holds; None = not known.
         older_than_seconds: age from which an orphan is deleted.
         now_seconds: the current time, in seconds since 1970.

@@ -491,7 +491,7 @@ def future_shards(
 def find_future_shards(
     kafka: Mapping[str, str], application_id: str, store: str, group_id: str, now_ms: int, deadline: Deadline
 ) -> list[LoweredShard]:
-    """Returns the shards that `lower` would change; raises as `future_shards`, or if Kafka fails."""
+    """Returns the shards that `lower_times` would change; raises as `future_shards`, or if Kafka fails."""
     offsets, _ = GroupOffsets(admin_config(kafka)).now(group_id, (), deadline)
     return future_shards(offsets, application_id, store, now_ms)
 

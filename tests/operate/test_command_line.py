@@ -183,6 +183,14 @@ def test_the_documentation_has_the_exit_codes_and_the_json_of_this_version() -> 
 # -- completion
 
 
+def test_the_command_line_starts_without_kafka_arrow_and_spark() -> None:
+    """A shell starts it for each completion."""
+    heavy = "{'confluent_kafka', 'kafka', 'numpy', 'pyarrow', 'pyspark', 'rich', 'rocksdict'}"
+    program = f"import sys, kafka_eos_source.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("shell", sorted(cli.INSTALL))
 def test_each_shell_has_a_script(shell: str) -> None:
     code, script, _ = run("completion", shell)
