@@ -27,14 +27,14 @@ from pyspark.sql import functions as f
 from integration.support.kafka import Admin
 from kafka_eos_source import invalid_record
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.json_shape import Lines, mismatches
-from kafka_eos_source.operate.json_shapes import ERROR, SHAPES
+from kafka_eos_source.operate.json_documents import ERROR, SHAPES, Lines
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
 from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
 from kafka_eos_source.state.vector import count
+from tests.support.json_shapes import mismatches
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli-transcript.md"
 APP = "carriers"
@@ -121,7 +121,7 @@ def command(*arguments: str, text: str | None = None) -> Result:
 def check_shape(name: str, output: str, shape: Any) -> None:
     documents = output.splitlines() if isinstance(shape, Lines) else [output]
     for each in documents:
-        wrong = list(mismatches(shape.shape if isinstance(shape, Lines) else shape, json.loads(each)))
+        wrong = list(mismatches(shape, json.loads(each)))
         assert wrong == [], f"kafka-eos {name} --json: {wrong}"
 
 

@@ -36,9 +36,9 @@ from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import rescale, rescale_records
+from kafka_eos_source.operate import rescale, rescale_copy
 from kafka_eos_source.operate.rescale import Rescale
-from kafka_eos_source.operate.state_restore import restore_shards
+from kafka_eos_source.operate.stores import restore_shards
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
@@ -595,10 +595,10 @@ def test_a_rescale_that_goes_on_after_compaction_removed_deletes_copies_no_delet
         def of(self, keys: pa.BinaryArray, shard: int) -> Any:
             return np.zeros(len(keys), np.int64)
 
-    monkeypatch.setattr(rescale_records, "described", lambda *_: Description("function", pa.schema([]), {}))
-    monkeypatch.setattr(rescale_records, "Placement", OneShard)
-    monkeypatch.setattr(rescale_records, "_raise_if_changed", lambda *_: None)
-    monkeypatch.setattr(rescale_records, "SLICE_RECORDS", 3)
+    monkeypatch.setattr(rescale_copy, "described", lambda *_: Description("function", pa.schema([]), {}))
+    monkeypatch.setattr(rescale_copy, "Placement", OneShard)
+    monkeypatch.setattr(rescale_copy, "_raise_if_changed", lambda *_: None)
+    monkeypatch.setattr(rescale_copy, "SLICE_RECORDS", 3)
     monkeypatch.setattr(restoring, "CHUNK_RECORDS", 3)
     kafka = {"bootstrap.servers": shard.bootstrap}
     report: list[str] = []

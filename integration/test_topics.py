@@ -18,9 +18,8 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
-from kafka_eos_source.operate.lag import lag
-from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.operate.topics import describe
+from kafka_eos_source.operate.records import TopicRecord, describe_topic
+from kafka_eos_source.operate.topics import measure_lag
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -123,7 +122,7 @@ def test_tail_prints_a_record_once_that_arrives_before_it_follows(
 ) -> None:
     name, kafka = topic(), {"bootstrap.servers": broker}
     produce(broker, name, ["first"])
-    logs = describe(kafka, name, Deadline.after_seconds(30)).logs
+    logs = describe_topic(kafka, name, Deadline.after_seconds(30)).logs
     produce(broker, name, ["between"])
     printed = records.newest(kafka, logs, count=10, uncommitted=False)
     start = {tp: log.stable for tp, log in logs.items()}
@@ -152,7 +151,7 @@ def test_the_lag_of_a_query(
     assert "has no committed offsets" in run("lag", "--group", "nobody", code=1).output
     assert "name the query" in run("lag", code=2).output
     with ClusterReader({"bootstrap.servers": broker}) as cluster:
-        assert lag(cluster, group_of(query.application_id), Deadline.after_seconds(30)).total == 7
+        assert measure_lag(cluster, group_of(query.application_id), Deadline.after_seconds(30)).total == 7
 
 
 def test_the_flights_command_fills_a_topic(run: Callable[..., Result]) -> None:

@@ -1,4 +1,8 @@
-"""The command line ``kafka-eos``."""
+"""The command line ``kafka-eos``: its groups, its errors, and the commands ``broker`` and ``completion``.
+
+The module of each command group is imported whenever the command line starts, also when a shell asks for
+completions. So it imports Kafka's client, PyArrow and rich only inside the functions that need them.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,37 @@ from importlib import import_module
 from types import FrameType, TracebackType
 
 import click
+from click.shell_completion import get_completion_class
 
 from kafka_eos_source import native
 from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
 from kafka_eos_source.operate import (
-    acls_command,
-    commands,
-    completion,
     dead_letter_commands,
-    doctor_command,
-    metrics_command,
-    sink_commands,
+    query_commands,
+    records,
+    rights,
+    sinks,
     state_commands,
-    token_topic_commands,
-    top_command,
-    topic_commands,
+    token_topics,
+    top,
+    topics,
 )
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.shared_options import parse_pairs, warn_of_secrets
-from kafka_eos_source.runtime.commands import JSON, handling, print_error, print_json, wants_json
+from kafka_eos_source.operate.doctor.command import doctor
+from kafka_eos_source.operate.json_documents import print_document
+from kafka_eos_source.operate.shared import ExitCode, parse_pairs, warn_of_secrets
+from kafka_eos_source.runtime.commands import JSON, handling, print_error, wants_json
 from kafka_eos_source.runtime.watchdog import on_end_of_parent
 
 _POLL_SECONDS = 0.1
+#: The lines that install the script, by shell.
+INSTALL = {
+    "bash": 'add  eval "$(kafka-eos completion bash)"  to ~/.bashrc',
+    "zsh": 'add  eval "$(kafka-eos completion zsh)"  to ~/.zshrc, after compinit',
+    "fish": "kafka-eos completion fish > ~/.config/fish/completions/kafka-eos.fish",
+}
+_PROGRAM = "kafka-eos"
+#: The variable by which the shell asks the program for words; click derives the same name.
+_VARIABLE = "_KAFKA_EOS_COMPLETE"
 
 
 class _Lazy(click.Command):
@@ -68,7 +81,7 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         found = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing and found[0] != doctor_command.doctor.name:
+        if not ctx.resilient_parsing and found[0] != doctor.name:
             try:
                 native.check()
             except KernelUnavailableError as error:
@@ -150,7 +163,9 @@ def broker(
     with _StopRequest() as stop, cluster as kafka:
         stop.raises = False
         if as_json:
-            print_json({"bootstrap_servers": kafka.bootstrap_servers, "directory": str(kafka.directory)})
+            print_document(
+                "broker", bootstrap_servers=kafka.bootstrap_servers, directory=str(kafka.directory)
+            )
         else:
             click.echo(f"bootstrap.servers={kafka.bootstrap_servers}")
         sys.stdout.flush()
@@ -160,24 +175,49 @@ def broker(
             kafka.check()
 
 
+@main.command()
+@click.argument("shell", type=click.Choice(list(INSTALL)))
+@JSON
+@click.pass_context
+def completion(ctx: click.Context, /, shell: str, as_json: bool) -> None:
+    r"""Print the script that completes commands in a shell.
+
+    Supported are bash (4.4 or newer), zsh and fish.
+
+    \b
+    bash: add  eval "$(kafka-eos completion bash)"  to ~/.bashrc
+    zsh:  add  eval "$(kafka-eos completion zsh)"  to ~/.zshrc, after compinit
+    fish: kafka-eos completion fish > ~/.config/fish/completions/kafka-eos.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click completes in {shell}"
+    # click's source() of bash also runs bash to check its version; the shell that reads the script may be
+    # another one, so the version is documented instead
+    made = kind(ctx.find_root().command, {}, _PROGRAM, _VARIABLE)
+    script = made.source_template % made.source_vars()
+    if as_json:
+        print_document("completion", shell=shell, script=script, install=INSTALL[shell])
+    else:
+        click.echo(script)
+
+
 for _each in (
-    doctor_command.doctor,
-    acls_command.acls,
-    top_command.top,
-    metrics_command.metrics,
-    commands.inspect,
-    commands.fence,
-    commands.adopt,
-    commands.sweep,
-    completion.completion,
+    doctor,
+    rights.acls,
+    top.top,
+    top.metrics,
+    query_commands.inspect,
+    query_commands.fence,
+    query_commands.adopt,
+    query_commands.sweep,
     state_commands.state,
-    sink_commands.sinks,
-    token_topic_commands.group,
+    sinks.sinks,
+    token_topics.group,
     dead_letter_commands.group,
-    topic_commands.topics,
-    topic_commands.produce,
-    topic_commands.tail,
-    topic_commands.lag,
+    records.partition_counts,
+    topics.produce,
+    topics.tail,
+    topics.lag,
     _Lazy("demo", "kafka_eos_source.demo.__main__", "Kill a query's driver repeatedly, and count the rows."),
     _Lazy("flights", "kafka_eos_source.demo.flights", "Create a topic of real flights to try queries on."),
 ):

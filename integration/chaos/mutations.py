@@ -27,7 +27,7 @@ from kafka_eos_source.datasource import sink
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.producer import TransactionalProducer
-from kafka_eos_source.operate import replay, rescale_journal
+from kafka_eos_source.operate import replay, rescale_copy
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, folders
 from kafka_eos_source.sinks import filesystem_layout, manifest
@@ -319,17 +319,17 @@ def _no_state_versions() -> None:
 
 def _no_rescale_cut() -> None:
     """Continues a copy of the state, although the query has run since."""
-    rescale_journal.CopyJournal.continues = lambda *_: True  # type: ignore[method-assign]
+    rescale_copy.CopyJournal.continues = lambda *_: True  # type: ignore[method-assign]
 
 
 def _journal_ahead_of_the_slice() -> None:
     """Writes into the journal of a rescale that some more records were copied than were."""
-    encode = rescale_journal.CopyJournal.encode
+    encode = rescale_copy.CopyJournal.encode
 
-    def encode_ahead(self: rescale_journal.CopyJournal) -> str:
+    def encode_ahead(self: rescale_copy.CopyJournal) -> str:
         return encode(replace(self, offset=self.offset + 5))
 
-    rescale_journal.CopyJournal.encode = encode_ahead  # type: ignore[method-assign]
+    rescale_copy.CopyJournal.encode = encode_ahead  # type: ignore[method-assign]
 
 
 def _any_pending_state() -> None:

@@ -17,7 +17,7 @@ from integration.chaos.loop import Checkpoint
 from integration.chaos.scenario import Scenario
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, produce, read_back
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id, group_of
 

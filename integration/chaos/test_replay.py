@@ -17,8 +17,9 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, await_stable, end_offsets, read_back, transaction, values
 from integration.support.processes import await_condition
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate import json_shape, json_shapes
+from kafka_eos_source.operate import json_documents
 from kafka_eos_source.protocol import records
+from tests.support.json_shapes import mismatches
 
 LETTERS = 50
 STEPS = ("replay.before_begin", "replay.after_flush", "replay.before_commit", "replay.after_commit")
@@ -75,7 +76,7 @@ class Letters:
         found = self.run("--json", *more)
         assert found.exit_code == 0, found.output
         printed: dict[str, Any] = json.loads(found.stdout)
-        assert list(json_shape.mismatches(json_shapes.SHAPES["dead-letters replay"], printed)) == []
+        assert list(mismatches(json_documents.SHAPES["dead-letters replay"], printed)) == []
         return printed
 
     def sent(self) -> list[str]:
@@ -292,7 +293,7 @@ def test_open_and_aborted_letters_are_neither_listed_nor_sent(letters: Letters) 
         main, ["dead-letters", "list", letters.dead, "--bootstrap-servers", letters.broker, "--json"]
     )
     (letter,) = [json.loads(line) for line in listed.stdout.splitlines()]
-    assert list(json_shape.mismatches(json_shapes.SHAPES["dead-letters list"].shape, letter)) == []
+    assert list(mismatches(json_documents.SHAPES["dead-letters list"], letter)) == []
     assert (letter["value"], letter["error"], letter["holds"]) == ("committed", "NotJson", "input")
     done = letters.replayed()
     assert (done["records"], done["waiting_offsets"]) == (1, 1)

@@ -9,7 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import ExitCode
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 600

@@ -14,12 +14,12 @@ import json, os, sys
 from integration.chaos.switches import switch_off
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.cli import main
-import kafka_eos_source.operate.rescale, kafka_eos_source.operate.target
-from kafka_eos_source.operate import rescale_records
+import kafka_eos_source.operate.rescale, kafka_eos_source.operate.shared
+from kafka_eos_source.operate import rescale_copy
 from kafka_eos_source.state.changelog import restore
 steps, words, slice_records, mutations = json.loads(sys.argv[1])
 if slice_records:
-    restore.CHUNK_RECORDS = rescale_records.SLICE_RECORDS = slice_records
+    restore.CHUNK_RECORDS = rescale_copy.SLICE_RECORDS = slice_records
 switch_off(mutations)
 for step in steps:
     pid = os.fork()

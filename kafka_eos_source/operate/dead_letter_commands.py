@@ -1,27 +1,33 @@
-"""The commands ``kafka-eos dead-letters list`` and ``replay``."""
+"""``kafka-eos dead-letters list | replay``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.observe.wording import visible
-from kafka_eos_source.operate.shared_options import CONNECTION, deadline_of, kafka_of, with_options
-from kafka_eos_source.runtime.commands import JSON, print_json
+from kafka_eos_source.operate.json_documents import print_document
+from kafka_eos_source.operate.shared import (
+    CONNECTION,
+    console,
+    deadline_of,
+    kafka_of,
+    table_of,
+    with_options,
+)
+from kafka_eos_source.runtime.commands import JSON, json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
-    from kafka_eos_source.operate.replay import Outcome
-    from kafka_eos_source.operate.replay_plan import Replay
+    from kafka_eos_source.operate.replay import Outcome, Replay
 
 #: Letters in the table, unless the command line says otherwise.
 _IN_TABLE = 50
 _LONGEST_CELL = 60
+_COLUMNS = ("written (UTC)", "at", "error", "message", "holds", "read from", "query", "batch")
 
 
 def _moment(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -76,27 +82,29 @@ def group() -> None:
     "-n",
     "--letters",
     "count",
+    metavar="N",
     type=click.IntRange(min=0),
-    help=f"Only so many, the newest. Default: {_IN_TABLE}; with --json, all.",
+    help=f"Show only the newest N letters. Default: {_IN_TABLE}; with --json, all.",
 )
 def list_letters(topic: str, count: int | None, as_json: bool, timeout: str, **given: Any) -> None:
     """Show the dead letters in TOPIC, and count them by error, query and contents.
 
     Shows only committed letters. Reads the whole topic.
     """
-    from kafka_eos_source.operate import dead_letters as operating
-    from kafka_eos_source.operate.topics import log_ends
+    from kafka_eos_source.operate import dead_letters
+    from kafka_eos_source.operate.records import log_ends
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
     _, logs = log_ends(kafka, topic, deadline)
-    letters = operating.read(kafka, operating.whole(logs), logs, deadline.budget_seconds)
+    committed = {tp: (log.earliest, log.stable) for tp, log in logs.items()}
+    letters = dead_letters.read_letters(kafka, committed, logs, deadline.budget_seconds)
     selected = (each for each in letters if selection.selects(each))
     if as_json:
-        for each in selected if count is None else operating.newest(selected, count):
-            click.echo(operating.line(each))
+        for each in selected if count is None else dead_letters.newest(selected, count):
+            click.echo(json_text(each.to_json()))
         return
-    summary = operating.Summary()
-    shown = operating.newest(_counted(selected, summary), _IN_TABLE if count is None else count)
+    summary = dead_letters.Summary()
+    shown = dead_letters.newest(_counted(selected, summary), _IN_TABLE if count is None else count)
     _show(shown, summary, topic)
 
 
@@ -167,27 +175,29 @@ def replay(
     """
     from kafka_eos_source.commit.micro_batch import KafkaClients
     from kafka_eos_source.operate import replay as operating
-    from kafka_eos_source.operate import replay_plan
+    from kafka_eos_source.operate.records import log_ends
 
     selection, deadline, kafka = _filter(given), deadline_of(timeout), kafka_of(given)
-    request = replay_plan.plan(
-        kafka,
+    topic_id, logs = log_ends(kafka, topic, deadline)
+    request = operating.Replay(
         topic,
+        topic_id,
+        logs,
+        group_id or operating.group_of(topic, selection),
         selection,
-        deadline,
-        group_id=group_id,
-        output_to=output_to,
-        input_to=input_to,
+        output_to,
+        input_to,
         records_at_once=at_once,
         keeps_time=timestamps == "origin",
         new_partitions=new_partitions,
     )
+    operating.check_group(kafka, request, deadline)
     if dry_run:
         found = operating.preview(kafka, request, deadline)
     else:
         found = operating.run(kafka, KafkaClients, request, deadline, skip_refused=skip_refused)
     if as_json:
-        print_json({"group_id": request.group_id, "sent": not dry_run, **found.to_json()})
+        print_document("dead-letters replay", found, group_id=request.group_id, sent=not dry_run)
     else:
         _show_outcome(request, found, sent=not dry_run)
 
@@ -207,14 +217,12 @@ def _counted(letters: Iterator[Letter], summary: Summary) -> Iterator[Letter]:
 
 
 def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
+    from kafka_eos_source.observe.wording import visible
     from kafka_eos_source.operate.dead_letters import time_text
-    from kafka_eos_source.operate.view import console, table_of
 
     out = console()
-    newest = f"the newest {len(letters):,} of " if len(letters) < summary.total else ""
-    table = table_of(f"{topic}: {newest}{summary.total:,} dead letters")
-    for column in ("written (UTC)", "at", "error", "message", "holds", "read from", "query", "batch"):
-        table.add_column(column, overflow="fold")
+    of = f"the newest {len(letters):,} of " if len(letters) < summary.total else ""
+    table = table_of(f"{topic}: {of}{summary.total:,} dead letters", *_COLUMNS, fold=True)
     for each in letters:
         about, record = each.about, each.record
         origin = "-" if about.origin_topic is None else about.origin_topic
@@ -232,10 +240,8 @@ def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
         )
     if letters:
         out.print(table)
-    counts = table_of("" if letters else f"{topic}: {summary.total:,} dead letters")
-    counts.add_column("letters", justify="right")
-    for column in ("error", "query", "holds"):
-        counts.add_column(column, overflow="fold")
+    title = "" if letters else f"{topic}: {summary.total:,} dead letters"
+    counts = table_of(title, ">letters", "error", "query", "holds", fold=True)
     for (error, query, holds), number in summary.counts.most_common():
         counts.add_row(f"{number:,}", *map(visible, (error, query, holds)))
     if summary.others:
@@ -244,12 +250,14 @@ def _show(letters: list[Letter], summary: Summary, topic: str) -> None:
 
 
 def _short(text: str) -> str:
+    from kafka_eos_source.observe.wording import visible
+
     line = visible(" ".join(text.split()))
     return line if len(line) <= _LONGEST_CELL else f"{line[: _LONGEST_CELL - 1]}…"
 
 
 def _show_outcome(request: Replay, found: Outcome, *, sent: bool) -> None:
-    from kafka_eos_source.operate.replay_plan import REFUSALS
+    from kafka_eos_source.operate.replay import REFUSALS
 
     click.echo(f"Group {request.group_id!r}:")
     if found.new_group:

@@ -1,4 +1,4 @@
-"""Reads the dead letters of a topic, those that filters select."""
+"""The dead letters of a topic that filters select."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import TopicPartition
+from kafka_eos_source.operate import records
 from kafka_eos_source.operate.records import TopicRecord, contents_json
-from kafka_eos_source.operate.records import read as read_records
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter, without_ours
-from kafka_eos_source.runtime.commands import json_text
 
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200
@@ -88,7 +87,7 @@ class Filter:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def read(
+def read_letters(
     kafka: Mapping[str, Any],
     ranges: Mapping[TopicPartition, tuple[int, int]],
     logs: Mapping[TopicPartition, LogEnds],
@@ -101,18 +100,9 @@ def read(
         ranges: for each partition the first offset, and the offset after the last one.
         logs: bounds of each partition's log.
         silence_seconds: how long brokers may be silent.
-
-    Raises:
-        UnavailableError: the brokers are silent for too long.
-        AuthorizationError: the topic may not be read.
     """
-    for record in read_records(kafka, ranges, logs, silence_seconds=silence_seconds):
+    for record in records.read(kafka, ranges, logs, silence_seconds=silence_seconds):
         yield Letter.of(record)
-
-
-def whole(logs: Mapping[TopicPartition, LogEnds]) -> dict[TopicPartition, tuple[int, int]]:
-    """Returns the offset ranges of everything that is committed now."""
-    return {tp: (log.earliest, log.stable) for tp, log in logs.items()}
 
 
 @dataclass
@@ -151,11 +141,6 @@ def newest(letters: Iterable[Letter], count: int) -> list[Letter]:
         elif kept:
             heapq.heappushpop(kept, entry)
     return [entry[-1] for entry in sorted(kept, key=lambda entry: entry[:-1])]
-
-
-def line(letter: Letter) -> str:
-    """Returns one line of JSON."""
-    return json_text(letter.to_json())
 
 
 def time_text(timestamp_ms: int | None) -> str:

@@ -1,16 +1,17 @@
-"""Reads records of topics for people, prints them as lines, and sends lines as records."""
+"""Topics and records, for people: lists and creates topics, reads, prints and sends records."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import DataLossError, InvalidRecordError, UnavailableError
+from kafka_eos_source.errors import DataLossError, InvalidOptionError, InvalidRecordError, UnavailableError
 from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
@@ -18,9 +19,12 @@ from kafka_eos_source.kafka.reader import POOL, LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.observe.wording import utc, visible
-from kafka_eos_source.operate.topics import no_topic
+from kafka_eos_source.operate.shared import INTERNAL_PREFIX
 from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
+from kafka_eos_source.registry.catalog import catalog
+from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.records import Frame, Messages, decode_foreign, foreign_decoder, frames, paths
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
@@ -77,9 +81,6 @@ def newest(
         logs: bounds of each partition's log; `follow` can continue at their ends without a gap or an overlap.
         count: how many records.
         uncommitted: whether to include records of open and aborted transactions.
-
-    Raises:
-        UnavailableError, AuthorizationError, DataLossError: as `read`.
     """
     back = 2 * count + 10
     while True:
@@ -385,3 +386,158 @@ def _bytes(found: Mapping[str, Any], name: str) -> bytes | None:
     if value is None:
         return None
     return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+
+
+# -- topics
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    """A topic, its logs, and the properties that were set on it.
+
+    Attributes:
+        name: of the topic.
+        topic_id: Kafka's id of the topic (KIP-516).
+        replication_factor: number of replicas of each partition.
+        logs: bounds of each partition's log.
+        config: properties that were set on the topic itself.
+    """
+
+    name: str
+    topic_id: str
+    replication_factor: int
+    logs: Mapping[TopicPartition, LogEnds]
+    config: Mapping[str, str]
+
+
+def partition_counts(
+    kafka: Mapping[str, Any], deadline: Deadline, *, internal: bool = False
+) -> dict[str, int]:
+    """Returns the number of partitions of each topic, by name.
+
+    Args:
+        kafka: librdkafka properties that say how to reach the cluster.
+        deadline: for the brokers.
+        internal: whether to include Kafka's own topics.
+    """
+    with ClusterReader(admin_config(kafka)) as cluster:
+        _, found = cluster.topics(deadline)
+    return {name: found[name] for name in sorted(found) if internal or not name.startswith(INTERNAL_PREFIX)}
+
+
+def create_topic(
+    kafka: Mapping[str, Any],
+    name: str,
+    deadline: Deadline,
+    *,
+    partitions: int = 1,
+    replication_factor: int = -1,
+    config: Mapping[str, str] | None = None,
+) -> bool:
+    """Creates a topic and waits until each partition has a leader. Leaves an existing topic as it is.
+
+    Returns:
+        False if a topic of that name exists.
+    """
+    with TopicAdmin(kafka, starts=True) as admin:
+        # looked up first, because a request that changes nothing fails sooner if no broker answers
+        exists = admin.shape(name, deadline) is not None
+        created = not exists and admin.create(name, partitions, replication_factor, config or {}, deadline)
+        admin.await_led(name, deadline)
+    return created
+
+
+def describe_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TopicDescription:
+    """Describes one topic.
+
+    Raises:
+        InvalidOptionError: there is no such topic.
+    """
+    topic_id, ends = log_ends(kafka, name, deadline)
+    with TopicAdmin(kafka, starts=True) as admin:
+        replication_factor, config = admin.creation_settings(name, deadline)
+    return TopicDescription(name, topic_id, replication_factor, ends, config)
+
+
+def log_ends(
+    kafka: Mapping[str, Any], name: str, deadline: Deadline
+) -> tuple[str, Mapping[TopicPartition, LogEnds]]:
+    """Returns the id of a topic, and the bounds of each partition's log. Needs no more than Describe.
+
+    Raises:
+        InvalidOptionError: there is no such topic.
+    """
+    with TopicAdmin(kafka, starts=True) as admin:
+        shape = admin.shape(name, deadline)
+    if shape is None:
+        raise no_topic(kafka, name, deadline)
+    with ClusterReader(admin_config(kafka)) as cluster:
+        ends = cluster.logs([TopicPartition(name, number) for number in range(shape.partitions)])
+    return shape.topic_id, ends
+
+
+def no_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> InvalidOptionError:
+    """Returns the error for a topic that does not exist; it names those that do."""
+    others = list(partition_counts(kafka, deadline))
+    known = ", ".join(repr(each) for each in others[:10]) or "none"
+    more = f" and {len(others) - 10} more" if len(others) > 10 else ""
+    return InvalidOptionError(
+        f"topic {name!r} does not exist. Topics of this cluster: {known}{more}.",
+        fix=f"create it: kafka-eos topics create {name}",
+    )
+
+
+# -- records of a schema registry, as JSON: each is decoded with its own writer schema
+
+
+def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:
+    """Returns records with keys and values as JSON, where they have the frame of a schema registry.
+
+    Bytes without a frame, that their schema does not describe, or of which Python has no object, stay as they
+    are: the reader wants to see them too.
+
+    Args:
+        records: the records.
+        registry: options of the registry.
+
+    Raises:
+        RegistryUnavailableError: if the registry does not answer.
+        AuthorizationError, OperatorError: if it refuses the request.
+    """
+    found = list(records)
+    keys = _texts([each.key for each in found], registry)
+    values = _texts([each.value for each in found], registry)
+    return [
+        replace(record, key=key, value=value) for record, key, value in zip(found, keys, values, strict=True)
+    ]
+
+
+def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
+    column = Messages.of(pa.array(messages, pa.binary()))
+    groups, _ = frames(column)
+    schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
+    texts = list(messages)
+    for group in groups:
+        writer = schemas[group.schema_id]
+        if isinstance(writer, str):
+            continue
+        deeper = paths(column, group)[0] if writer.format == "PROTOBUF" else [group]
+        for frame in deeper:
+            _decode(column, frame, writer, texts)
+    return texts
+
+
+def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
+    """Replaces the messages of a frame in ``texts`` by their JSON."""
+    decoder = foreign_decoder(frame, writer, None, None)
+    if isinstance(decoder, str):
+        return
+    done = decode_foreign(decoder, column.column.take(pa.array(frame.rows)), frame.start)
+    for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values, strict=True)):
+        if at not in done.errors:
+            with suppress(OverflowError, ValueError):  # of a time after the year 9999, as a rule
+                texts[row] = json.dumps(value.as_py(), ensure_ascii=False, default=_as_json).encode()
+
+
+def _as_json(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

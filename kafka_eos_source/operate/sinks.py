@@ -1,23 +1,177 @@
-"""Lists the prepared batches of a query's sinks, and commits or aborts those that no token decides."""
+"""``kafka-eos sinks list | commit | abort``: the prepared batches of sinks outside Kafka."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kafka_eos_source.commit import two_phase
-from kafka_eos_source.commit.two_phase import Fate, fate
+import click
+
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, SinkFailedError
-from kafka_eos_source.operate import checkpoint as checkpoints
-from kafka_eos_source.operate.cluster import KafkaView
-from kafka_eos_source.operate.inspect import inspect
-from kafka_eos_source.operate.shared_options import open_reader
-from kafka_eos_source.operate.target import Target, java_properties, target_from_options
-from kafka_eos_source.options.checked import WriteOptions
-from kafka_eos_source.options.parse import parse_write
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkContext, SinkTxn, TwoPhaseSink
+from kafka_eos_source.operate.json_documents import print_document
+from kafka_eos_source.operate.shared import (
+    YES,
+    ExitCode,
+    Target,
+    deadline_of,
+    java_properties,
+    open_reader,
+    target_from_options,
+    with_options,
+)
+from kafka_eos_source.runtime.commands import JSON
+
+if TYPE_CHECKING:
+    from kafka_eos_source.commit.two_phase import Fate
+    from kafka_eos_source.operate.inspection import KafkaView
+    from kafka_eos_source.options.checked import WriteOptions
+    from kafka_eos_source.runtime.deadline import Deadline
+    from kafka_eos_source.sinks.contract import SinkTxn, TwoPhaseSink
+
+_QUERY = (
+    click.option(
+        "--options",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        required=True,
+        help="File with the options of the query's sink, one name=value per line: kafka.…, sinks, sink.…, "
+        "checkpointLocation, application.id.",
+    ),
+    click.option(
+        "--timeout",
+        metavar="DURATION",
+        default="30s",
+        show_default=True,
+        help="How long to wait for answers from Kafka and from the sinks.",
+    ),
+)
+_TRANSACTION = (
+    click.option(
+        "--sink", "name", metavar="NAME", required=True, help="Name of the sink in the option sinks."
+    ),
+    click.option("--id", "text", metavar="ID", required=True, help="Id, as `sinks list` shows it."),
+)
+
+
+@click.group()
+def sinks() -> None:
+    """Resolve prepared batches of sinks outside Kafka.
+
+    These sinks first prepare a batch, and commit it after Kafka has committed. For SINK_UNFINISHED
+    and SINK_UNDECIDED, see docs/runbooks.md.
+    """
+
+
+@sinks.command("list")
+@with_options(*_QUERY, JSON)
+@click.pass_context
+def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> None:
+    """List prepared batches and how the next start resolves each.
+
+    Only batches of this application.id on this Kafka cluster are listed. Prepared means: neither
+    committed nor aborted in the sink. While the query runs, the list includes the batch in progress.
+
+    Exit code: 0 = the next start resolves all of them; 3 = a person must decide at least one.
+    """
+    deadline = deadline_of(timeout)
+    query = parse_query(file.read_text(encoding="utf-8"))
+    kafka = read_kafka(query, deadline)
+    prepared = list_prepared(query, kafka, deadline)
+    if as_json:
+        print_document(
+            "sinks list",
+            [
+                {
+                    "sink": each.sink,
+                    "id": str(each.txn),
+                    "application_id": query.application_id,
+                    "cluster_id": kafka.cluster_id,
+                    "fate": each.fate.value,
+                    "needs_a_person": each.needs_a_person,
+                }
+                for each in prepared
+            ],
+        )
+    else:
+        owner = f"application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
+        none = f"The sinks hold no batch that was prepared by {owner}."
+        click.echo(f"Prepared by {owner}:" if prepared else none)
+        for each in prepared:
+            text = (
+                "no token decides its fate: run `sinks commit` or `sinks abort`"
+                if each.needs_a_person
+                else f"the next start of the query will {each.fate.value} it"
+            )
+            click.echo(f"{each.sink}\t{each.txn}\t{text}")
+    if any(each.needs_a_person for each in prepared):
+        ctx.exit(ExitCode.NEEDS_A_PERSON)
+
+
+@sinks.command()
+@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
+def commit(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
+    """Commit a prepared batch whose token is lost.
+
+    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate,
+    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
+    """
+    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=True)
+
+
+@sinks.command()
+@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
+def abort(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
+    """Abort a prepared batch whose token is lost.
+
+    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate,
+    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
+    """
+    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=False)
+
+
+def _resolve(
+    file: Path, timeout: str, name: str, text: str, *, yes: bool, as_json: bool, commit: bool
+) -> None:
+    txn = _parse_id(text)
+    deadline = deadline_of(timeout)
+    query = parse_query(file.read_text(encoding="utf-8"))
+    kafka = read_kafka(query, deadline)
+    resolve(query, kafka, name, txn, deadline, commit=commit, only_check=not yes)
+    batch = f"{txn} of application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
+    if as_json:
+        action = "commit" if commit else "abort"
+        print_document(
+            f"sinks {action}",
+            sink=name,
+            id=str(txn),
+            application_id=query.application_id,
+            cluster_id=kafka.cluster_id,
+            action=action,
+            done=yes,
+        )
+    elif yes:
+        click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {batch}.")
+    else:
+        verb = "commits" if commit else "aborts"
+        click.echo(f"With --yes: sink {name!r} {verb} {batch}. This cannot be undone.")
+
+
+def _parse_id(text: str) -> SinkTxn:
+    from kafka_eos_source.sinks.contract import SinkTxn
+
+    txn = SinkTxn.parse(text)
+    if txn is None:
+        raise click.BadParameter(
+            f"{text!r} is not an id; expected <application.id>-<cluster>-<sink>-<sequence>-<attempt>",
+            param_hint="--id",
+        )
+    return txn
+
+
+# -- prepared batches
 
 _TARGET_OPTIONS = (
     "checkpointLocation",
@@ -61,6 +215,8 @@ class Prepared:
     @property
     def needs_a_person(self) -> bool:
         """Whether no token decides what happens to the batch."""
+        from kafka_eos_source.commit.two_phase import Fate
+
         return self.fate is Fate.LEAVE
 
 
@@ -70,6 +226,9 @@ def parse_query(text: str) -> Query:
     Raises:
         InvalidOptionError: if an option is unknown or malformed, or the options name no sink outside Kafka.
     """
+    from kafka_eos_source.operate.inspection import known_application_id, read_checkpoint
+    from kafka_eos_source.options.parse import parse_write
+
     given = {name.lower(): value for name, value in java_properties(text)}
     options = parse_write(given, streaming=True)
     if not options.sinks:
@@ -80,8 +239,8 @@ def parse_query(text: str) -> Query:
         {name: given.get(name.lower()) for name in _TARGET_OPTIONS},
         {name: value for name, value in given.items() if name.startswith("kafka.")},
     )
-    checkpoint = checkpoints.read(target.checkpoint) if target.checkpoint is not None else None
-    return Query(target, options, checkpoints.application_id(target.application_id, checkpoint))
+    checkpoint = read_checkpoint(target.checkpoint) if target.checkpoint is not None else None
+    return Query(target, options, known_application_id(target.application_id, checkpoint))
 
 
 def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Prepared]:
@@ -90,6 +249,8 @@ def list_prepared(query: Query, kafka: KafkaView, deadline: Deadline) -> list[Pr
     Raises:
         SinkFailedError: if a sink cannot list its prepared batches.
     """
+    from kafka_eos_source.commit.two_phase import fate
+
     prepared = []
     with _opened(query, kafka) as sinks:
         for name, sink in sinks.items():
@@ -129,6 +290,9 @@ def resolve(
             decides the fate of the batch; or if the sink does not hold it.
         SinkFailedError: if the sink cannot commit or abort it.
     """
+    from kafka_eos_source.commit.two_phase import Fate, fate
+    from kafka_eos_source.sinks.contract import Fatal, Retryable, SinkContext
+
     context = SinkContext(sink_name, query.application_id, kafka.cluster_id)
     if not context.owns(txn):
         own = context.txn(txn.sequence, txn.attempt)
@@ -169,6 +333,8 @@ def read_kafka(query: Query, deadline: Deadline) -> KafkaView:
     Raises:
         OperatorError: if Kafka does not answer.
     """
+    from kafka_eos_source.operate.inspection import inspect
+
     with open_reader(query.target) as reader:
         found = inspect(query.target, reader, deadline)
     if found.kafka is None:
@@ -188,6 +354,8 @@ def _owner_text(txn: SinkTxn) -> str:
 @contextmanager
 def _opened(query: Query, kafka: KafkaView) -> Iterator[Mapping[str, TwoPhaseSink]]:
     """Opens the sinks of the query, and closes all of them at the end, also after an error."""
+    from kafka_eos_source.commit import two_phase
+
     with ExitStack() as stack:
         sinks = two_phase.open_all(
             query.options.sinks, query.application_id, kafka.cluster_id, query.options.checkpoint_location

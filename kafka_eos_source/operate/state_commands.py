@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.shared_options import (
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.operate.json_documents import PROGRESS, document, print_document
+from kafka_eos_source.operate.shared import (
+    APPLICATION_ID,
     CONNECTION,
     YES,
+    ExitCode,
+    console,
     deadline_of,
     open_reader,
     require_brokers,
     require_option,
+    table_of,
     target_of,
     with_options,
 )
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.runtime.commands import JSON, print_json
+from kafka_eos_source.runtime.commands import JSON, json_text
 
 if TYPE_CHECKING:
-    from kafka_eos_source.operate.rescale_journal import Progress
-    from kafka_eos_source.operate.target import Target
+    from rich.console import Console
+
+    from kafka_eos_source.operate.rescale_copy import Progress
+    from kafka_eos_source.operate.shared import Target
+    from kafka_eos_source.operate.stores import ChangelogShard, LocalShard, RestoredShard, Verified
     from kafka_eos_source.state.reading.stores import Changelog
 
-_APPLICATION = click.option("--application-id", metavar="ID", help="The query's option application.id.")
 _STORE = click.option("--store", metavar="NAME", help="Name of the operator's state store.")
 _STATE_DIR = click.option(
     "--state-dir", metavar="DIR", help="The operator's option state.dir, on this machine."
@@ -49,7 +60,7 @@ def state() -> None:
 
 
 @state.command("ls")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
 def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **options: Any) -> None:
     """List state databases on this machine and changelogs in Kafka.
 
@@ -57,8 +68,7 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
     batches. Changelogs, with --application-id and brokers: the ends of each log, the committed offset and its
     batch.
     """
-    from kafka_eos_source.errors import InvalidOptionError
-    from kafka_eos_source.operate import state_list, state_view, view
+    from kafka_eos_source.operate import stores
 
     target = target_of(options)
     if state_dir is None and target.kafka is None:
@@ -66,28 +76,28 @@ def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout:
             "nothing to list: neither a state directory nor brokers are set.",
             fix="add --state-dir, or --application-id and --bootstrap-servers, or both.",
         )
-    local = [] if state_dir is None else state_list.local_shards(state_dir, target.application_id, store)
-    changelogs: list[state_list.ChangelogShard] = []
+    local = [] if state_dir is None else stores.local_shards(state_dir, target.application_id, store)
+    changelogs: list[ChangelogShard] = []
     application_id = ""
     with open_reader(target) as reader:
         if reader is not None:
             application_id = _application_id(target)
-            changelogs = state_list.changelog_shards(
+            changelogs = stores.changelog_shards(
                 reader, group_of(application_id, target.group_id), application_id, store, deadline_of(timeout)
             )
     if as_json:
-        print_json(state_view.listing_json(local, changelogs))
+        print_document("state ls", local=local, changelogs=changelogs)
         return
-    out = view.console()
+    out = console()
     if state_dir is not None:
-        state_view.show_local(out, state_dir, local)
+        show_local(out, state_dir, local)
     if target.kafka is not None:
-        state_view.show_changelogs(out, application_id, changelogs)
+        show_changelogs(out, application_id, changelogs)
 
 
 @state.command("get")
 @click.argument("key", nargs=-1)
-@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
 @click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
 @click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
 @click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
@@ -111,10 +121,7 @@ def get(
     in Kafka; with both, it reads the databases as of the batch that Kafka holds. It takes no locks, so the
     query may run.
     """
-    from itertools import islice
-
-    from kafka_eos_source.operate import state_view, view
-    from kafka_eos_source.operate.state_get import rows
+    from kafka_eos_source.operate.stores import selected_rows
     from kafka_eos_source.state.reading.query import StateQuery
 
     target = target_of(options)
@@ -129,21 +136,21 @@ def get(
             timeout_ms=int(1000 * deadline_of(timeout).budget_seconds),
         ) as query,
     ):
-        found = rows(query, key, prefix, variable, timers=timers)
+        found = selected_rows(query, key, prefix, variable, timers=timers)
         shown = list(islice(found, limit)) if limit else list(found)
         more = next(found, None) is not None
         if as_json:
             for row in shown:
-                click.echo(state_view.row_json(row))
+                click.echo(row_json(row))
         else:
             batch = "no batch" if query.batch_id is None else f"batch {query.batch_id}"
-            state_view.show_rows(view.console(), f"{query.store}, {batch}", shown)
+            show_rows(console(), f"{query.store}, {batch}", shown)
         if more:
             click.echo(f"There are more than {limit} rows; --limit 0 shows all.", err=True)
 
 
 @state.command("restore")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
 @click.option(
     "--shard",
     "only",
@@ -166,7 +173,7 @@ def restore(
     Stop the query first. Its tasks restore their databases themselves; use this command to prepare a machine
     in advance. With --snapshot-location, a database that is missing or far behind begins with a snapshot.
     """
-    from kafka_eos_source.operate import state_restore, state_view, view
+    from kafka_eos_source.operate import stores
 
     deadline = deadline_of(timeout)
     changelog = _changelog(options, store, snapshot_location)
@@ -184,19 +191,24 @@ def restore(
             f"With --yes: the command restores the databases of {cut.application_id}/{cut.store} in {root} "
             "to these batches."
         )
-    out = view.console()
+    out = console()
     restored = []
     with _snapshots_explained(snapshot_location, as_json=as_json):
-        for each in state_restore.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
+        for each in stores.restore_shards(root, changelog, cut, shards, deadline) if yes else ():
             restored.append(each)
             if not as_json:
-                state_view.show_restored(out, each)
+                show_restored(out, each)
     if as_json:
-        print_json(state_view.restore_json(cut, shards, restored))
+        batches = {shard: cut.batches[shard] for shard in shards}
+        wanted = [
+            {"shard": shard, "batch": batch and batch.batch_id, "offset": cut.ends[shard]}
+            for shard, batch in batches.items()
+        ]
+        print_document("state restore", cut, shards=wanted, restored=restored)
 
 
 @state.command("verify")
-@with_options(_STATE_DIR, _APPLICATION, _STORE, *CONNECTION, JSON)
+@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -214,20 +226,20 @@ def verify(
 
     Exit code: 0 = identical; 3 = different.
     """
-    from kafka_eos_source.operate import state_verify, state_view, view
+    from kafka_eos_source.operate import stores
     from kafka_eos_source.state.reading.stores import folders
 
     changelog = _changelog(options, store)
     root = require_option("--state-dir", state_dir)
-    out = view.console()
+    out = console()
     verified = []
     found = folders(root, changelog.application_id, changelog.store)
-    for each in state_verify.verify(found, changelog, deadline_of(timeout)):
+    for each in stores.verify(found, changelog, deadline_of(timeout)):
         verified.append(each)
         if not as_json:
-            state_view.show_verified(out, each)
+            show_verified(out, each)
     if as_json:
-        print_json([state_view.verified_json(each) for each in verified])
+        print_document("state verify", verified)
     if any(each.differing for each in verified):
         if not as_json:
             out.print(
@@ -238,7 +250,7 @@ def verify(
 
 
 @state.command("rescale")
-@with_options(_APPLICATION, _STORE)
+@with_options(APPLICATION_ID, _STORE)
 @click.option("--shards", type=click.IntRange(1), required=True, help="New number of shards.")
 @with_options(*CONNECTION, YES, JSON)
 def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
@@ -251,10 +263,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
     With --json, the progress goes to standard error, one line of JSON after each transaction.
     """
-    import json
-
-    from kafka_eos_source.operate.rescale import Rescale
-    from kafka_eos_source.operate.rescale_topics import copy_name
+    from kafka_eos_source.operate.rescale import Rescale, copy_name
     from kafka_eos_source.state.changelog.move import Stage
 
     deadline = deadline_of(timeout)
@@ -266,7 +275,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
     def show(now: Progress) -> None:
         progress[now.stage] = now
-        click.echo(json.dumps(now.to_json()) if as_json else str(now), err=as_json)
+        click.echo(json.dumps(document(PROGRESS, now)) if as_json else str(now), err=as_json)
 
     move = Rescale(
         require_brokers(target),
@@ -284,9 +293,15 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
         move.run()
     if as_json:
         left = Stage.DONE if moves else stage
-        print_json(
-            {"application_id": application_id, "store": name, "shards": shards, "next_stage": left.value}
-            | {"moved": moves, "steps": steps, "progress": [each.to_json() for each in progress.values()]}
+        print_document(
+            "state rescale",
+            application_id=application_id,
+            store=name,
+            shards=shards,
+            next_stage=left.value,
+            moved=moves,
+            steps=steps,
+            progress=progress.values(),
         )
     elif moves:
         click.echo(f"The state of store {name!r} has {shards} shards now. Start the query with this number.")
@@ -302,7 +317,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
 
 @state.command("lower-time")
-@with_options(_APPLICATION, _STORE, *CONNECTION, YES, JSON)
+@with_options(APPLICATION_ID, _STORE, *CONNECTION, YES, JSON)
 def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
     """Lower recorded processing times that are in the future.
 
@@ -310,22 +325,23 @@ def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **opti
     it after a clock was wrong for a while, so that timers fire again. Timers and other entries that the state
     got with the wrong time keep it.
     """
-    import time
-
     from kafka_eos_source.observe import wording
-    from kafka_eos_source.operate.lower_time import find, lower
+    from kafka_eos_source.operate.stores import find_future_shards, lower_times
 
     deadline, target = deadline_of(timeout), target_of(options)
     application_id, name = _application_id(target), require_option("--store", store)
     now_ms = time.time_ns() // 1_000_000
-    change = lower if yes else find
+    change = lower_times if yes else find_future_shards
     group_id = group_of(application_id, target.group_id)
     shards = change(require_brokers(target), application_id, name, group_id, now_ms, deadline)
     if as_json:
-        found = [{"shard": each.shard, "recorded_ms": each.was_ms} for each in shards]
-        print_json(
-            {"application_id": application_id, "store": name, "time_ms": now_ms}
-            | {"lowered": yes and bool(shards), "shards": found}
+        print_document(
+            "state lower-time",
+            application_id=application_id,
+            store=name,
+            time_ms=now_ms,
+            lowered=yes and bool(shards),
+            shards=shards,
         )
         return
 
@@ -364,8 +380,6 @@ def _changelog(
 @contextmanager
 def _snapshots_explained(location: str | None, *, as_json: bool) -> Iterator[None]:
     """Shows on standard error which snapshots are used, and why others are not."""
-    import logging
-
     if location is None or as_json:
         yield
         return
@@ -396,8 +410,6 @@ def _application_id(target: Target) -> str:
 
 
 def _shards(only: tuple[int, ...], shards: int) -> list[int]:
-    from kafka_eos_source.errors import InvalidOptionError
-
     wrong = [each for each in only if not 0 <= each < shards]
     if wrong:
         raise InvalidOptionError(
@@ -405,3 +417,98 @@ def _shards(only: tuple[int, ...], shards: int) -> list[int]:
             fix=f"use 0 to {shards - 1}.",
         )
     return sorted(set(only)) or list(range(shards))
+
+
+# -- what the commands print
+
+
+def show_local(out: Console, root: str, shards: Sequence[LocalShard]) -> None:
+    """Prints the databases in a state directory."""
+    table = table_of(
+        root, "application.id", "store", ">shard", ">of", ">batch", ">offset", ">pending", ">bytes"
+    )
+    for each in shards:
+        own = each.identity
+        table.add_row(
+            each.folder.application_id,
+            each.folder.store,
+            str(each.folder.shard),
+            _or(own and own.shards),
+            _or(each.batch and each.batch.batch_id),
+            _or(each.next_offset),
+            ", ".join(map(str, each.pending)),
+            f"{each.size_bytes:,}",
+            style="red" if each.problem else None,
+        )
+    out.print(table if shards else f"The folder {root!r} contains no state.")
+    for each in shards:
+        if each.problem:
+            out.print(f"{each.folder.path}: {each.problem}")
+
+
+def show_changelogs(out: Console, application_id: str, shards: Sequence[ChangelogShard]) -> None:
+    """Prints the changelogs of a query."""
+    columns = ("store", "partition", ">log from", ">stable", ">log to", ">committed", ">lag", ">batch")
+    table = table_of(f"changelogs of {application_id}", *columns)
+    for each in shards:
+        table.add_row(
+            each.store,
+            str(each.tp),
+            str(each.log.earliest),
+            str(each.log.stable),
+            str(each.log.end),
+            _or(each.committed),
+            str(each.lag),
+            _or(each.token and each.token.batch_id),
+            style="yellow" if each.log.stable < each.log.end else None,
+        )
+    out.print(table if shards else f"Kafka has no topic named {application_id}-…-changelog.")
+    for problem in dict.fromkeys(each.problem for each in shards if each.problem):
+        out.print(problem)
+
+
+def show_rows(out: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints rows of a store, with a column for each field of key and value."""
+    from kafka_eos_source.state.reading.live import flat, text
+
+    found = [flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in found for name in row))
+    table = table_of(title, *names)
+    for row in found:
+        table.add_row(*(text(row.get(name)) for name in names))
+    out.print(table)
+
+
+def row_json(row: Mapping[str, Any]) -> str:
+    """Returns a row of a store as JSON on one line."""
+    from kafka_eos_source.state.reading.live import text
+
+    return json_text(row, default=text)
+
+
+def show_restored(out: Console, each: RestoredShard) -> None:
+    """Prints one restored shard."""
+    how = "promoted its pending batch" if each.promoted else f"read {each.records:,} records"
+    rate = f", {each.records / each.ms * 1000:,.0f} per second" if each.records and each.ms else ""
+    at = each.snapshot_offset
+    began = "" if at is None else f"began with the snapshot at changelog offset {at}, "
+    wiped = f"; discarded the old database ({each.wiped})" if each.wiped else ""
+    out.print(f"shard {each.shard}: at batch {each.batch_id}, {began}{how}{rate}{wiped}")
+
+
+def show_verified(out: Console, each: Verified) -> None:
+    """Prints the result of one compared shard."""
+    batch = "no batch" if each.batch_id is None else f"batch {each.batch_id}"
+    result = "identical" if not each.differing else f"{each.differing:,} keys differ"
+    out.print(
+        f"shard {each.shard}: {batch}, offset {each.end}, {each.entries:,} entries: {result}",
+        style="red" if each.differing else None,
+    )
+    for one in each.differences:
+        out.print(f"  {one.kind.value}: {one.key.hex()}")
+    if each.differing > len(each.differences):
+        out.print(f"  … and {each.differing - len(each.differences):,} more")
+
+
+def _or(value: object) -> str:
+    return "" if value is None else str(value)

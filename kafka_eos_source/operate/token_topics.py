@@ -1,29 +1,280 @@
-"""Reads and prints the token topic, deletes a retired query's record, and restores a lost group from one."""
+"""``kafka-eos token-topic create | describe | show | restore | forget``: the topic that keeps tokens safe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import click
 
-from kafka_eos_source.commit.ownership import recover
-from kafka_eos_source.commit.request import Clients, Cluster, TokenRecords
-from kafka_eos_source.commit.verdict import Held
-from kafka_eos_source.errors import OperatorError
-from kafka_eos_source.kafka import token_topic
-from kafka_eos_source.kafka.config import producer_config
-from kafka_eos_source.kafka.producer import RecordProducer
-from kafka_eos_source.kafka.reader import LogEnds
-from kafka_eos_source.kafka.token_topic import NewestRecord, Survey, TokenTopic
+from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.observe import wording
-from kafka_eos_source.operate.cluster import MetadataReader
-from kafka_eos_source.operate.topics import logs_json
-from kafka_eos_source.operate.view import table_of
-from kafka_eos_source.protocol.token import TokenRecord, tombstone_batch
-from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.operate.json_documents import print_document
+from kafka_eos_source.operate.shared import (
+    CONNECTION,
+    YES,
+    console,
+    deadline_of,
+    facts_of,
+    open_reader,
+    require_brokers,
+    table_of,
+    target_of,
+    with_options,
+)
+from kafka_eos_source.runtime.commands import JSON
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kafka_eos_source.commit.request import Clients, TokenRecords
+    from kafka_eos_source.commit.verdict import Held
+    from kafka_eos_source.kafka.admin import ClusterReader
+    from kafka_eos_source.kafka.reader import LogEnds
+    from kafka_eos_source.kafka.token_topic import NewestRecord, Survey, TokenTopic
+    from kafka_eos_source.protocol.token import TokenRecord
+    from kafka_eos_source.runtime.deadline import Deadline
+
+_TOPIC = click.option(
+    "--topic", "name", metavar="TOPIC", required=True, help="Token topic: the option token.topic."
+)
+_APPLICATION_ID = click.option(
+    "--application-id", metavar="ID", required=True, help="The query's option application.id."
+)
+
+
+@click.group("token-topic")
+def group() -> None:
+    """Manage the compacted topic that keeps commit tokens safe.
+
+    If Kafka loses a consumer group, a query with the option token.topic continues from its record in this
+    topic.
+    """
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
+@click.option(
+    "--partitions",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of partitions.",
+)
+@click.option(
+    "--replication-factor",
+    default=-1,
+    show_default=True,
+    help="Number of replicas; -1 = the broker's default. Use 3 in production.",
+)
+@click.option(
+    "--min-insync-replicas",
+    type=click.IntRange(min=1),
+    help="min.insync.replicas of the topic. Default: the broker's. Use 2 in production.",
+)
+def create(
+    name: str,
+    partitions: int,
+    replication_factor: int,
+    min_insync_replicas: int | None,
+    yes: bool,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
+) -> None:
+    """Create the topic, or check an existing one.
+
+    The topic is compacted and has small segments, which keeps it fast to read. An existing topic is not
+    changed.
+    """
+    from kafka_eos_source.kafka import token_topic
+
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    if yes:
+        topic, created = token_topic.create(
+            kafka,
+            name,
+            deadline,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            min_insync=min_insync_replicas,
+        )
+    else:
+        try:
+            topic, created = token_topic.check(kafka, name, deadline), False
+        except token_topic.NoTokenTopicError:
+            if as_json:
+                print_document("token-topic create", topic=name, topic_id=None, created=False, warnings=[])
+                return
+            config = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
+            click.echo(
+                f"With --yes: the command creates topic {name!r} with {partitions} partition(s) and {config}."
+            )
+            return
+    if as_json:
+        print_document("token-topic create", topic, topic=name, created=created)
+        return
+    click.echo(
+        f"Created topic {name!r}, id {topic.topic_id}."
+        if created
+        else f"Topic {name!r} exists and was not changed, id {topic.topic_id}."
+    )
+    for warning in topic.warnings:
+        click.echo(f"Warning: {warning}", err=True)
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, JSON)
+def describe(name: str, as_json: bool, timeout: str, **options: Any) -> None:
+    """Show configuration, size and open transactions of the topic.
+
+    Does not wait for open transactions.
+    """
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    with open_reader(target_of({**options, "topic": name})) as reader:
+        assert reader is not None, "_kafka has checked the brokers"
+        described = describe_token_topic(kafka, name, reader, deadline)
+    if as_json:
+        print_document("token-topic describe", described, application_ids=len(entries(described.survey)))
+    else:
+        show_described(console(), described)
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, JSON)
+@click.option("--application-id", metavar="ID", help="Show only the query with this application.id.")
+def show(name: str, application_id: str | None, as_json: bool, timeout: str, **options: Any) -> None:
+    """Show the newest record of each query.
+
+    Does not wait for open transactions: a batch that is being committed is not shown yet.
+    """
+    from kafka_eos_source.kafka import token_topic
+
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    topic = token_topic.check(kafka, name, deadline)
+    found = entries(token_topic.read(kafka, topic, deadline, certain=False), application_id)
+    if as_json:
+        print_document("token-topic show", found)
+    elif not found:
+        of_query = "" if application_id is None else f" of application.id={application_id!r}"
+        click.echo(f"Topic {name!r} holds no record{of_query}.")
+    else:
+        show_entries(console(), name, found)
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
+@_APPLICATION_ID
+def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
+    """Delete the record of a retired query.
+
+    After that, its application.id can be reused. A query that still runs writes its record again with its
+    next batch.
+    """
+    from kafka_eos_source.kafka import token_topic
+
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    topic = token_topic.check(kafka, name, deadline)
+    survey = token_topic.read(kafka, topic, deadline, certain=True, key=application_id.encode())
+    found = entries(survey)
+    forgets = yes and bool(found)
+    if found and not as_json:
+        show_entries(console(), name, found)
+    if forgets:
+        forget_query(kafka, topic, application_id, survey, deadline)
+    if as_json:
+        print_document("token-topic forget", topic=name, records=found, deleted=forgets)
+    elif forgets:
+        click.echo("Deleted.")
+    elif found:
+        click.echo(
+            "With --yes: the command deletes this record. If the consumer group is lost too, nothing then "
+            "shows which batch of this query Kafka holds."
+        )
+    else:
+        click.echo(f"Topic {name!r} holds no record of application.id={application_id!r}.")
+
+
+@group.command()
+@with_options(_TOPIC, *CONNECTION, YES, JSON)
+@_APPLICATION_ID
+@click.option(
+    "--checkpoint", metavar="URI", help="The query's option checkpointLocation; omit it for batch writes."
+)
+def restore(
+    name: str,
+    application_id: str,
+    checkpoint: str | None,
+    yes: bool,
+    as_json: bool,
+    timeout: str,
+    **options: Any,
+) -> None:
+    """Restore a lost consumer group from the query's record.
+
+    Only stateful queries need this before a restart; other queries restore their group with their next batch.
+    A group that has lost nothing is not changed.
+    """
+    from kafka_eos_source.commit.identity_file import read_identity
+    from kafka_eos_source.commit.micro_batch import KafkaClients
+    from kafka_eos_source.kafka import token_topic
+    from kafka_eos_source.operate.inspection import reachable
+    from kafka_eos_source.protocol.identity import is_series
+
+    deadline, kafka = deadline_of(timeout), _kafka(options, name)
+    records = token_topic.TopicRecords.checked(kafka, name, deadline)
+    survey = token_topic.read(kafka, records.topic, deadline, certain=False, key=application_id.encode())
+    found = entries(survey)
+    if not found or found[0].record is None:
+        raise OperatorError(
+            f"topic {name!r} holds no readable record of application.id={application_id!r}.",
+            fix="check both names: `kafka-eos token-topic show` lists the records.",
+        )
+    if not as_json:
+        show_entries(console(), name, found)
+    record = found[0].record
+    first = None
+    if checkpoint is not None:
+        with reachable("the checkpoint", checkpoint):
+            first = read_identity(checkpoint)
+    if not is_series(record.token.query_id) and first is None:
+        raise InvalidOptionError(
+            "it is not known whether the topic has a record of every batch of the query.",
+            fix="add --checkpoint: it shows whether the query always wrote to this topic.",
+        )
+    if not yes:
+        if as_json:
+            print_document("token-topic restore", record, record=record, restored=False)
+            return
+        click.echo(
+            "With --yes: the command fences any driver that runs with this application.id, and commits the "
+            f"record's offsets to group {record.group_id!r} if the group has lost them. Stop the query first."
+        )
+        return
+    held = restore_group(
+        KafkaClients(kafka),
+        records,
+        application_id,
+        record.group_id,
+        deadline,
+        is_complete=first is None or first.token_topic == name,
+    )
+    if as_json:
+        restored = held is not None and held.token is not None
+        print_document("token-topic restore", record, record=record, restored=restored)
+    elif held is None or held.token is None:
+        click.echo(f"Group {record.group_id!r} has lost nothing and was not changed.")
+    else:
+        click.echo(f"Restored group {record.group_id!r} at batch {held.token.batch_id}. Start the query.")
+
+
+def _kafka(options: dict[str, Any], name: str) -> Mapping[str, str]:
+    """Returns the librdkafka properties of the cluster, and validates the name of the topic."""
+    return require_brokers(target_of({**options, "topic": name}))
+
+
+# -- what the commands read and change
 
 
 @dataclass(frozen=True)
@@ -60,14 +311,16 @@ class Entry:
     problem: str = ""
 
 
-def describe(
-    kafka: Mapping[str, Any], name: str, reader: MetadataReader, deadline: Deadline
+def describe_token_topic(
+    kafka: Mapping[str, Any], name: str, reader: ClusterReader, deadline: Deadline
 ) -> TokenTopicDescription:
     """Reads the topic without waiting for open transactions.
 
     Raises:
         KafkaEosError: as `token_topic.check` and `token_topic_reader.read` raise it.
     """
+    from kafka_eos_source.kafka import token_topic
+
     topic = token_topic.check(kafka, name, deadline)
     config = token_topic.config(kafka, name, deadline) if topic.described else {}
     return TokenTopicDescription(
@@ -101,22 +354,15 @@ def entries(survey: Survey, application_id: str | None = None) -> list[Entry]:
 def show_described(out: Console, described: TokenTopicDescription) -> None:
     """Prints a description of the topic."""
     topic, survey = described.topic, described.survey
-    table = table_of(f"token topic {topic.name}")
-    table.show_header = False
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in [
+    facts = [
         ("topic id", topic.topic_id),
         ("partitions", str(topic.partitions)),
         *described.config.items(),
         ("application ids", str(len(entries(survey)))),
         ("records", f"{survey.records:,}, {survey.size_bytes:,} bytes, including outdated ones"),
-    ]:
-        table.add_row(name, value)
-    out.print(table)
-    logs = table_of("logs")
-    for column in ("partition", "from", "stable", "to"):
-        logs.add_column(column, justify="left" if column == "partition" else "right")
+    ]
+    out.print(facts_of(f"token topic {topic.name}", facts))
+    logs = table_of("logs", "partition", ">from", ">stable", ">to")
     for tp, log in sorted(described.logs.items()):
         is_held = log.stable < log.end
         numbers = (str(number) for number in (log.earliest, log.stable, log.end))
@@ -128,9 +374,10 @@ def show_described(out: Console, described: TokenTopicDescription) -> None:
 
 def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
     """Prints the newest record of each query."""
-    table = table_of(f"records of {name}")
-    for column in ("application.id", "sequence", "batch", "time", "query", "group", "partitions"):
-        table.add_column(column, justify="right" if column in ("sequence", "batch", "partitions") else "left")
+    from kafka_eos_source.observe import wording
+
+    columns = ("application.id", ">sequence", ">batch", "time", "query", "group", ">partitions")
+    table = table_of(f"records of {name}", *columns)
     for each in found:
         record = each.record
         if record is not None:
@@ -149,50 +396,7 @@ def show_entries(out: Console, name: str, found: Sequence[Entry]) -> None:
             out.print(f"{each.found.tp}, offset {each.found.offset}: {each.problem}")
 
 
-def described_json(described: TokenTopicDescription) -> dict[str, Any]:
-    """Returns a description of the topic as a JSON object."""
-    topic, survey = described.topic, described.survey
-    return {
-        "topic": topic.name,
-        "topic_id": topic.topic_id,
-        "config": dict(described.config),
-        "application_ids": len(entries(survey)),
-        "records": survey.records,
-        "bytes": survey.size_bytes,
-        "partitions": logs_json(described.logs),
-        "warnings": list(topic.warnings),
-    }
-
-
-def entries_json(found: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Returns the records as a JSON array; times are in ms since 1970, null = unknown."""
-    return [
-        {
-            "application_id": each.application_id,
-            "partition": each.found.tp.partition,
-            "offset": each.found.offset,
-            "problem": each.problem or None,
-            **_record_json(each.record),
-        }
-        for each in found
-    ]
-
-
-def restored_json(record: TokenRecord, held: Held | None) -> dict[str, Any]:
-    """Returns a query's record, and whether its group was restored from it, as a JSON object.
-
-    Args:
-        record: the newest record of the query.
-        held: what the restored group holds; None = the group was not changed.
-    """
-    return {
-        "group_id": record.group_id,
-        "record": _record_json(record),
-        "restored": held is not None and held.token is not None,
-    }
-
-
-def forget(
+def forget_query(
     kafka: Mapping[str, str], topic: TokenTopic, application_id: str, found: Survey, deadline: Deadline
 ) -> int:
     """Writes a tombstone for every record of a query.
@@ -210,6 +414,10 @@ def forget(
     Raises:
         KafkaEosError: if it is unknown whether all tombstones were written.
     """
+    from kafka_eos_source.kafka.config import producer_config
+    from kafka_eos_source.kafka.producer import RecordProducer
+    from kafka_eos_source.protocol.token import tombstone_batch
+
     key = application_id.encode()
     partitions = [tp.partition for (each, tp), value in found.newest.items() if each == key and value]
     if not partitions:
@@ -225,7 +433,7 @@ def forget(
     return len(partitions)
 
 
-def restore(
+def restore_group(
     clients: Clients,
     records: TokenRecords,
     application_id: str,
@@ -257,6 +465,10 @@ def restore(
         OperatorError: if group and record contradict each other.
         OutcomeUnknownError: if the broker did not confirm the commit; run the command again.
     """
+    from kafka_eos_source.commit.ownership import recover
+    from kafka_eos_source.commit.request import Cluster
+    from kafka_eos_source.commit.verdict import Held
+
     producer = clients.producer(application_id)
     try:
         producer.init(deadline)
@@ -286,14 +498,3 @@ def _entry(found: NewestRecord) -> Entry:
 
 def _sequence(entry: Entry) -> int:
     return -1 if entry.record is None else entry.record.token.sequence
-
-
-def _record_json(record: TokenRecord | None) -> dict[str, Any]:
-    return {
-        "token": record and record.token.to_json(),
-        "time_ms": record and record.time_ms,
-        "group_id": record and record.group_id,
-        "topic_id": record and record.topic_id,
-        "anchor": record and str(record.anchor),
-        "offsets": record and {str(tp): end for tp, end in sorted(record.ends.items())},
-    }

@@ -23,7 +23,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import GroupOffset, ShardReport, TopicPartition
 from kafka_eos_source.observe.figures import Step
-from kafka_eos_source.operate.token_topics import restore
+from kafka_eos_source.operate.token_topics import restore_group
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.commit.model_broker import (
@@ -317,7 +317,7 @@ def test_setting_and_removing_the_token_topic_between_runs_never_duplicates_a_ba
 
 
 def restored(broker: ModelBroker, *, is_complete: bool = True) -> Held | None:
-    return restore(
+    return restore_group(
         broker,
         broker.token_records(TOKENS, Deadline.after_seconds(30)),
         "app",

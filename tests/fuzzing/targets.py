@@ -36,7 +36,7 @@ from kafka_eos_source.kafka.kernel import WANTS, kernel
 from kafka_eos_source.kafka.messages import check_size, decoded, fetch_answer
 from kafka_eos_source.kafka.tokens import OAuthService
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate.rescale_journal import CopyJournal
+from kafka_eos_source.operate.rescale_copy import CopyJournal
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.offset_log import SourcePosition, is_kafka_offset_json
 from kafka_eos_source.protocol.records import DeadLetter

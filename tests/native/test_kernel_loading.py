@@ -19,7 +19,7 @@ from kafka_eos_source import native
 from kafka_eos_source.cli import main
 from kafka_eos_source.datasource import KafkaEosDataSource, KafkaEosStateDataSource
 from kafka_eos_source.errors import KernelUnavailableError
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import ExitCode
 
 REAL = {name: Path(native.load(name)._name) for name in native.VERSIONS}
 

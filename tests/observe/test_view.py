@@ -32,7 +32,7 @@ from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
-from kafka_eos_source.operate.lag import GroupLag, PartitionLag
+from kafka_eos_source.operate.topics import GroupLag, PartitionLag
 from kafka_eos_source.protocol.token import Token
 from tests.observe.figures_kit import (
     BATCH,

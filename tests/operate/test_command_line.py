@@ -1,4 +1,4 @@
-"""All commands of ``kafka-eos``: exit codes, --json, completion, and what the documentation says of them."""
+"""All commands of ``kafka-eos``: exit codes, --json, completion, secrets, and what the docs say of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from kafka_eos_source import cli
 from kafka_eos_source.cli import main
-from kafka_eos_source.operate import completion, json_shape, json_shapes
-from kafka_eos_source.operate.exit_codes import ExitCode, table
-from kafka_eos_source.operate.json_shape import Optional, OrNull
+from kafka_eos_source.operate import json_documents
+from kafka_eos_source.operate.json_documents import AnyNames, Object, Optional, OrNull
+from kafka_eos_source.operate.shared import ExitCode
 from tests import ROOT
+from tests.support.json_shapes import mismatches
 
 DOCS = ROOT / "docs"
 #: A port on which nobody listens.
 NOBODY = ("--bootstrap-servers", "127.0.0.1:1", "--timeout", "300ms")
 ID = "app-0123456789ab-files-1-0123456789abcdef0123"
 APP = ("--application-id", "app")
+SECRET = "hunter2-is-secret"
 
 
 def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
@@ -50,8 +53,12 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {"options": str(sink), "folder": str(tmp_path), "file": str(sink / "below a file")}
 
 
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
 def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, list(arguments))
+    result = invoke(*arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
@@ -97,7 +104,7 @@ _NEVER_FAIL = {"completion", "doctor"}
 
 def test_each_command_is_covered() -> None:
     assert set(COMMANDS) == set(_FAILING) | _NEVER_FAIL
-    assert set(COMMANDS) == set(json_shapes.SHAPES)
+    assert set(COMMANDS) == set(json_documents.SHAPES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -126,7 +133,7 @@ def test_each_command_that_fails_ends_with_1_and_says_why(
     code, shown, _ = run(*arguments, "--json")
     assert code == ExitCode.FAILED
     said = json.loads(shown)
-    assert list(json_shape.mismatches(json_shapes.ERROR, said)) == []
+    assert list(mismatches(json_documents.ERROR, said)) == []
     assert f"[{said['error']['condition']}] {said['error']['message'][:40]}" in errors
 
 
@@ -144,19 +151,16 @@ def test_commands_that_report_brokers_as_a_finding_end_with_3(
 ) -> None:
     code, shown, _ = run(command, *arguments, "--json")
     assert code == ExitCode.NEEDS_A_PERSON
-    assert list(json_shape.mismatches(json_shapes.SHAPES[command], json.loads(shown))) == []
+    assert list(mismatches(json_documents.SHAPES[command], json.loads(shown))) == []
 
 
 def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None:
-    shape = {
-        "a": "text",
-        "b": OrNull([{"c": "number"}], "never"),
-        "d": Optional("text"),
-        "e": {"*": {"f": "x"}},
-    }
+    shape: Object[object] = Object(
+        a="text", b=OrNull([Object(c="number")], "never"), d=Optional("text"), e=AnyNames(Object(f="x"))
+    )
     good = {"a": 1, "b": [{"c": 2}], "e": {"anything": {"f": 1}}}
-    assert list(json_shape.mismatches(shape, good)) == []
-    assert list(json_shape.mismatches(shape, {**good, "b": None, "d": "x"})) == []
+    assert list(mismatches(shape, good)) == []
+    assert list(mismatches(shape, {**good, "b": None, "d": "x"})) == []
     for bad, said in (
         ({**good, "z": 1}, "$.z is not documented"),
         ({"a": 1, "b": None}, "$.e is missing"),
@@ -165,25 +169,35 @@ def test_a_shape_finds_what_is_missing_undocumented_or_of_another_kind() -> None
         ({**good, "e": {"anything": {}}}, "$.e.anything.f is missing"),
         ([], "$: [] is not an object"),
     ):
-        assert list(json_shape.mismatches(shape, bad)) == [said]
+        assert list(mismatches(shape, bad)) == [said]
 
 
 def test_the_documentation_has_the_exit_codes_and_the_json_of_this_version() -> None:
-    assert table() in (DOCS / "command-line.md").read_text(encoding="utf-8")
+    rows = [f"| {code.value} | {code.meaning} |" for code in ExitCode]
+    table = "\n".join(["| exit code | meaning |", "|--:|---|", *rows])
+    assert table in (DOCS / "command-line.md").read_text(encoding="utf-8")
     written = (DOCS / "cli-json.md").read_text(encoding="utf-8")
-    assert written == json_shapes.documentation(), "run python -m kafka_eos_source.operate.json_shapes"
+    assert written == json_documents.documentation(), "run python -m kafka_eos_source.operate.json_documents"
 
 
 # -- completion
 
 
-@pytest.mark.parametrize("shell", sorted(completion.INSTALL))
+def test_the_command_line_starts_without_kafka_arrow_and_spark() -> None:
+    """A shell starts it for each completion."""
+    heavy = "{'confluent_kafka', 'kafka', 'numpy', 'pyarrow', 'pyspark', 'rich', 'rocksdict'}"
+    program = f"import sys, kafka_eos_source.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("shell", sorted(cli.INSTALL))
 def test_each_shell_has_a_script(shell: str) -> None:
     code, script, _ = run("completion", shell)
     assert code == ExitCode.DONE
     assert f"_KAFKA_EOS_COMPLETE={shell}_complete" in script
     printed = json.loads(run("completion", shell, "--json")[1])
-    assert list(json_shape.mismatches(json_shapes.SHAPES["completion"], printed)) == []
+    assert list(mismatches(json_documents.SHAPES["completion"], printed)) == []
     assert printed["script"] + "\n" == script
 
 
@@ -227,3 +241,66 @@ def test_bash_completes_commands_options_and_values(typed: str, found: list[str]
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == found
+
+
+# -- secrets
+
+
+@pytest.mark.parametrize(
+    ("args", "instead"),
+    [
+        (["--kafka", f"sasl.password={SECRET}"], "--kafka-properties"),
+        ([f"--kafka=kafka.ssl.key.password={SECRET}"], "--kafka-properties"),
+        (["--kafka", f"sasl.oauthbearer.token.endpoint.url=https://c:{SECRET}@h/"], "--kafka-properties"),
+        (["--registry-option", f"basic.auth.user.info=bob:{SECRET}"], "add .env"),
+        (["--registry-option", f"bearer.auth.token={SECRET}"], "add .env"),
+        (["--registry-option", f"url=https://bob:{SECRET}@h"], "add .env"),
+        (["--registry", f"https://a:1,https://bob:{SECRET}@h:1"], "basic.auth.user.info.env=VARIABLE"),
+        (["--registry", f"https://h:1?api_key={SECRET}"], "basic.auth.user.info.env=VARIABLE"),
+        (["--checkpoint", f"s3://KEY:{SECRET}@bucket/c"], "environment variables"),
+        (["--staging", f"s3://bucket/c?secret_key={SECRET}"], "environment variables"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_warned_of_once(args: list[str], instead: str) -> None:
+    result = invoke("doctor", *args, "--check", "no-such-check")
+    assert result.stderr.count("Warning: other users of this machine can read the secret in ") == 1
+    option = args[0].partition("=")[0]
+    assert f"the secret in {option}." in result.stderr
+    assert instead in result.stderr
+    assert SECRET not in result.output + result.stderr + repr(result.exception)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--registry-option", "basic.auth.user.info.env=REGISTRY_LOGIN"],
+        ["--registry", "https://registry:8081"],
+        ["--kafka", "sasl.username=alice"],
+        ["--kafka", "ssl.key.location=/etc/key.pem"],
+        ["--kafka-properties", "/dev/null"],
+        ["--checkpoint", "s3://bucket/c?endpoint_override=localhost:9000&scheme=http"],
+        ["--checkpoint", "abfss://container@account.dfs.core.windows.net/c"],
+        ["--token-topic", "tokens"],
+    ],
+)
+def test_what_is_no_secret_is_not_warned_of(args: list[str]) -> None:
+    assert "Warning" not in invoke("doctor", *args, "--check", "no-such-check").stderr
+
+
+def test_every_command_that_has_a_registry_takes_its_login_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REGISTRY_URL", f"https://bob:{SECRET}@127.0.0.1:1")
+    for command in (["doctor", "--check", "registry", "--json"], ["tail", "t"]):
+        result = invoke(*command, "--timeout", "1s", "--registry-option", "url.env=REGISTRY_URL")
+        assert "Warning" not in result.stderr
+        assert SECRET not in result.output + result.stderr
+
+
+@pytest.mark.parametrize("option", ["--registry-option", "--config"])
+def test_a_value_without_its_name_is_not_shown(option: str) -> None:
+    command = ["doctor"] if option == "--registry-option" else ["topics", "create", "t"]
+    result = invoke(*command, option, SECRET)
+    assert result.exit_code != 0
+    assert "has no '='" in result.stderr + result.output
+    assert SECRET not in result.stderr + result.output

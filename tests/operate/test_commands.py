@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka_eos_source.observe.steps import Step
 from rich.console import Console
 
 from integration.support.checkpoint import SparkCheckpoint
@@ -38,15 +39,12 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
-from kafka_eos_source.observe.figures import Step
-from kafka_eos_source.operate import adopt, staging
-from kafka_eos_source.operate import checkpoint as checkpoints
-from kafka_eos_source.operate.adopt import BatchOutcome
-from kafka_eos_source.operate.inspect import Inspection, inspect
-from kafka_eos_source.operate.staging import StagedEntry
-from kafka_eos_source.operate.target import Target, kafka_options, parse_properties, target_from_options
-from kafka_eos_source.operate.verdict import short_name
-from kafka_eos_source.operate.view import show_inspection
+from kafka_eos_source.operate import inspection as inspecting
+from kafka_eos_source.operate import repair
+from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect, short_name
+from kafka_eos_source.operate.query_commands import show_inspection
+from kafka_eos_source.operate.repair import BatchOutcome
+from kafka_eos_source.operate.shared import Target, kafka_options, parse_properties, target_from_options
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.offset_log import SourcePosition, digest_of
@@ -291,20 +289,33 @@ def test_commands_never_print_a_password(
 # -- inspect ----------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_kafka_holds_and_spark_has_not_logged_is_skipped_after_a_restart(
-    made: GeneratedCheckpoint,
+@pytest.mark.parametrize(
+    ("committed", "held", "verdict", "source"),
+    [
+        (6, 7, "Kafka holds batch 7, Spark's commit log does not: a restart skips it.", (70, 80, 80)),
+        (6, 6, "batch 7 is planned but not in Kafka: a restart writes it once.", (70, 80, 70)),
+        (
+            7,
+            7,
+            "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8.",
+            (80, None, 80),
+        ),
+    ],
+)
+def test_inspect_says_what_a_restart_does(
+    made: GeneratedCheckpoint, committed: int, held: int, verdict: str, source: tuple[int, int | None, int]
 ) -> None:
-    made.write_batches(6, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
-    assert found.verdict.text == "Kafka holds batch 7, Spark's commit log does not: a restart skips it."
+    made.write_batches(committed, 7).write_identity_file()
+    found = inspect_checkpoint(made, FakeReader(made.group_offsets(held)))
+    assert found.verdict.text == verdict
     assert not found.needs_a_person
     assert found.checkpoint is not None
     assert found.kafka is not None
-    assert (found.checkpoint.planned, found.checkpoint.committed) == (7, 6)
+    assert (found.checkpoint.planned, found.checkpoint.committed) == (7, committed)
     assert found.kafka.token is not None
-    assert found.kafka.token.batch_id == 7
-    (source,) = [each for each in found.kafka.partitions if each.tp == IN]
-    assert (source.start, source.end, source.group) == (70, 80, 80)
+    assert found.kafka.token.batch_id == held
+    (read,) = [each for each in found.kafka.partitions if each.tp == IN]
+    assert (read.start, read.end, read.group) == source
 
 
 @pytest.mark.parametrize(
@@ -318,25 +329,6 @@ def test_inspect_shows_when_timers_are_due(made: GeneratedCheckpoint, at_ms: int
     text = io.StringIO()
     show_inspection(Console(file=text, width=200), found)
     assert f"timers due {shown}" in " ".join(text.getvalue().split())
-
-
-def test_a_planned_batch_that_kafka_does_not_hold_is_written_after_a_restart(
-    made: GeneratedCheckpoint,
-) -> None:
-    made.write_batches(6, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(6)))
-    assert found.verdict.text == "batch 7 is planned but not in Kafka: a restart writes it once."
-    assert not found.needs_a_person
-
-
-def test_a_batch_that_both_logs_hold_is_complete(made: GeneratedCheckpoint) -> None:
-    made.write_batches(7, 7).write_identity_file()
-    found = inspect_checkpoint(made, FakeReader(made.group_offsets(7)))
-    assert (
-        found.verdict.text == "batch 7 is complete in Spark and in Kafka: a restart continues with batch 8."
-    )
-    assert found.kafka is not None
-    assert [(each.start, each.end) for each in found.kafka.partitions if each.tp == IN] == [(80, None)]
 
 
 def test_inspect_of_a_checkpoint_without_batches_derives_the_application_id(
@@ -448,7 +440,7 @@ def test_adopt_refuses_to_answer_for_a_token_topic_that_cannot_be_read(made: Gen
     made.write_batches(6, 7)
     silent = UnavailableError("the topic does not answer", fix="look")
     found = inspect_with_token_topic(made, FakeReader(), silent)
-    adoption = adopt.plan(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
+    adoption = repair.plan_adoption(found, Target(checkpoint=made.location), BatchOutcome.COMMITTED)
     assert adoption.request is None
     assert adoption.refused is not None
     assert adoption.refused.condition == "UNAVAILABLE"
@@ -514,6 +506,28 @@ def test_inspect_reports_data_loss_open_transactions_and_a_wrong_application_id(
     assert "INVALID_OPTION" in [each.condition for each in other.findings]
 
 
+@pytest.mark.parametrize("what", ["the checkpoint", "the staging folder"])
+def test_a_location_that_does_not_answer_is_an_error_with_a_fix(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As an S3 bucket whose endpoint is down: its file system raises OSError."""
+
+    class Silent:
+        def get_file_info(self, _asked: object) -> None:
+            raise OSError("AWS Error NETWORK_CONNECTION")
+
+    made.write_batches(0, 1)
+    answers = inspecting.file_system
+    where = made.location if what == "the checkpoint" else f"{made.location}/kafka-eos/staging"
+    monkeypatch.setattr(
+        inspecting, "file_system", lambda uri: (Silent(), uri) if uri == where else answers(uri)
+    )
+    result = run("inspect", "--checkpoint", made.location)
+    assert result.exit_code == 1
+    assert f"[KAFKA_EOS.UNAVAILABLE] {what} {where} cannot be read: AWS Error" in result.output
+    assert "Fix: check the location" in result.output
+
+
 def test_inspect_names_a_damaged_file(made: GeneratedCheckpoint) -> None:
     made.write_batches(0, 1).write_identity_file()
     Path(made.location, "kafka-eos/identity.json").write_text('{"application_id":')
@@ -569,16 +583,16 @@ def commit(broker: ModelBroker, made: GeneratedCheckpoint, batch_id: int) -> Ste
 
 def plan_adoption(
     made: GeneratedCheckpoint, broker: ModelBroker, outcome: BatchOutcome | None = None
-) -> adopt.Adoption:
+) -> repair.Adoption:
     named = Target(checkpoint=made.location, application_id=APP)
     reader = FakeReader(dict(broker.group), all_topics=dict(broker.topics))
-    return adopt.plan(inspect(named, reader, five_seconds()), named, outcome)
+    return repair.plan_adoption(inspect(named, reader, five_seconds()), named, outcome)
 
 
-def perform(broker: ModelBroker, adoption: adopt.Adoption) -> None:
+def perform(broker: ModelBroker, adoption: repair.Adoption) -> None:
     assert adoption.request is not None
     before = list(broker.log)
-    Commit(adoption.request, adopt.NoRows(), broker, ProducerSession(), five_seconds()).run()
+    Commit(adoption.request, repair.NoRows(), broker, ProducerSession(), five_seconds()).run()
     assert broker.log == before, "adopt must write nothing but a token"
 
 
@@ -789,7 +803,7 @@ def test_adopt_writes_nothing_where_no_token_is_missing(made: GeneratedCheckpoin
 def test_sweep_keeps_every_entry_that_may_still_be_read(
     found: list[StagedEntry], token_batch: int | None, older_than_seconds: float
 ) -> None:
-    decisions = staging.sweep_decisions(
+    decisions = repair.sweep_decisions(
         found, token_batch=token_batch, older_than_seconds=older_than_seconds, now_seconds=2000
     )
     for each in decisions:
@@ -919,8 +933,8 @@ def test_commands_that_change_kafka_need_brokers_and_yes(
     def never(*_arguments: object, **_named: object) -> None:
         raise AssertionError("a dry run wrote")
 
-    monkeypatch.setattr("kafka_eos_source.operate.fence.fence", never)
-    monkeypatch.setattr("kafka_eos_source.operate.adopt.perform", never)
+    monkeypatch.setattr("kafka_eos_source.operate.repair.fence", never)
+    monkeypatch.setattr("kafka_eos_source.operate.repair.perform_adoption", never)
     where = ["--checkpoint", made.location, "--committed"] if command == "adopt" else []
     bare = run(command, "--application-id", APP, *where)
     assert bare.exit_code == 1
@@ -935,7 +949,9 @@ def test_the_next_batch_id_follows_the_rule_of_spark(made: GeneratedCheckpoint) 
     nexts = {}
     for committed, planned in ((-1, -1), (-1, 0), (0, 0), (0, 1), (0, 3)):
         folder = Path(made.location).with_name(f"c{committed}{planned}")
-        found = checkpoints.read(GeneratedCheckpoint(folder).write_batches(committed, planned).location)
+        found = inspecting.read_checkpoint(
+            GeneratedCheckpoint(folder).write_batches(committed, planned).location
+        )
         assert found is not None
         nexts[committed, planned] = found.next_batch
     assert nexts == {(-1, -1): 0, (-1, 0): 0, (0, 0): 1, (0, 1): 1, (0, 3): 3}

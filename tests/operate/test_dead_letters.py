@@ -12,7 +12,7 @@ from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate import dead_letters as operating
 from kafka_eos_source.operate.dead_letters import Filter, Letter, Summary
 from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.operate.replay_plan import Replay, group_of, ranges
+from kafka_eos_source.operate.replay import Replay, group_of, ranges
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter, without_ours
 

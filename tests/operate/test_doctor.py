@@ -26,23 +26,14 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.kafka.health import Broker, ClockDifference, Layout
-from kafka_eos_source.operate import json_shape, json_shapes
-from kafka_eos_source.operate.doctor import (
-    cluster,
-    dead_letters,
-    executors,
-    machine,
-    probe,
-    query,
-    rights,
-    run,
-    versions,
-)
+from kafka_eos_source.operate import json_documents
+from kafka_eos_source.operate.doctor import cluster, executors, machine, probe, run
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, exit_code, ok, worst
-from kafka_eos_source.operate.exit_codes import ExitCode
 from kafka_eos_source.operate.rights import QUERY, Names, Need, needs
+from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support import registry_server
+from tests.support.json_shapes import mismatches
 from tests.support.mock_cluster import MockCluster
 
 OK, NOTE, WARNING, BAD = Severity
@@ -57,7 +48,7 @@ def soon() -> Deadline:
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
     found = json.loads(result.stdout)
-    assert list(json_shape.mismatches(json_shapes.SHAPES["doctor"], found)) == []
+    assert list(mismatches(json_documents.SHAPES["doctor"], found)) == []
     return result.exit_code, found
 
 
@@ -65,6 +56,12 @@ def complete(*found: Finding) -> None:
     """Whoever reads a finding learns what is wrong, why it matters and what to do."""
     for each in found:
         assert each.severity is OK or (each.what and each.why and each.fix), each
+
+
+def is_complete(found: Finding, severity: Severity, said: str = "") -> None:
+    complete(found)
+    assert found.severity is severity, found
+    assert said in found.what
 
 
 # -- the command
@@ -193,7 +190,7 @@ FINE = {
 def test_version_combinations_that_do_not_work_are_reported(
     changed: dict[str, str | None], python: str, java_major: int, severity: Severity, said: str
 ) -> None:
-    found = list(versions.check(versions.Versions({**FINE, **changed}, python, java_major)))
+    found = list(machine.check_versions(machine.Versions({**FINE, **changed}, python, java_major)))
     complete(*found)
     assert worst(found) is severity
     assert any(said in each.what for each in found)
@@ -246,8 +243,7 @@ def test_pyspark_in_a_zip_is_reported_with_its_cost_and_can_be_deleted(
     (tmp_path / "python" / "lib").mkdir(parents=True)
     (archive := tmp_path / "python" / "lib" / "pyspark.zip").write_bytes(b"")
     found = machine.zipped_pyspark(tmp_path)
-    complete(found)
-    assert found.severity is NOTE
+    is_complete(found, NOTE)
     assert found.repair is None, "these modules are nowhere else"
     (tmp_path / "sql").mkdir()
     (tmp_path / "sql" / "session.py").write_text("")
@@ -274,8 +270,7 @@ def test_a_package_without_bytecode_is_reported_and_can_be_compiled(
     for module in ("__init__.py", "module.py", "part/__init__.py"):
         (package / module).write_text("")
     (found,) = machine.uncompiled([package])
-    complete(found)
-    assert found.severity is NOTE
+    is_complete(found, NOTE)
     assert found.repair is not None
     found.repair.run()
     assert len(list(package.rglob("*.pyc"))) == 3
@@ -291,8 +286,7 @@ def test_a_package_without_bytecode_is_reported_and_can_be_compiled(
 
 def test_the_setting_for_fast_checkpoints_is_reported_and_never_fails() -> None:
     found = machine.checkpoint_files({"some.setting": "a.Class"})
-    assert found.severity is OK
-    assert "some.setting=a.Class" in found.what
+    is_complete(found, OK, "some.setting=a.Class")
     assert "does not include Spark" in machine.checkpoint_files({}).what
 
 
@@ -320,8 +314,7 @@ def test_the_daemon_of_running_sessions_is_found_by_its_command_line(
 )
 def test_little_temporary_space_is_reported(free: int, severity: Severity) -> None:
     found = machine.temporary_space(free, "/tmp")
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
 
 
 @pytest.mark.parametrize(
@@ -337,8 +330,7 @@ def test_little_temporary_space_is_reported(free: int, severity: Severity) -> No
 )
 def test_a_low_limit_of_open_files_is_reported(soft: int, hard: int, severity: Severity, fix: str) -> None:
     found = machine.descriptors(soft, hard)
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
     assert fix in found.fix
 
 
@@ -353,8 +345,7 @@ def test_private_folders_of_other_users_are_reported_and_not_repaired(tmp_path: 
     assert linked.repair is None, "nobody follows or deletes a link that another user may have made"
     (tmp_path / f"kafka-eos-state-{uid + 1}").mkdir(mode=0o700)
     (foreign,) = machine.private_folders(str(tmp_path), uid + 1)
-    assert foreign.severity is BAD
-    assert "belongs to another user" in foreign.what
+    is_complete(foreign, BAD, "belongs to another user")
 
 
 # -- the cluster
@@ -374,11 +365,9 @@ def test_every_broker_is_asked_at_the_address_that_it_gives() -> None:
     (found,) = cluster.brokers({}, TWO, "c", Deadline.after_seconds(3), ask=ask)
     complete(found)
     assert asked == ["a", "b"]
-    assert found.severity is BAD
-    assert "broker 2 does not answer at b:9092" in found.what
+    is_complete(found, BAD, "broker 2 does not answer at b:9092")
     (found,) = cluster.brokers({}, TWO, "c", soon(), ask=lambda *each: None)
-    assert found.severity is OK
-    assert "2 of 2 brokers of cluster c answer" in found.what
+    is_complete(found, OK, "2 of 2 brokers of cluster c answer")
 
 
 @pytest.mark.parametrize(
@@ -400,9 +389,7 @@ def test_the_finalized_level_of_transactions_is_reported(
         return features
 
     found = cluster.transaction_version({"bootstrap.servers": "b:1"}, TWO, ask=ask)
-    complete(found)
-    assert found.severity is severity
-    assert said in found.what
+    is_complete(found, severity, said)
 
 
 def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None:
@@ -427,8 +414,7 @@ def test_few_replicas_are_a_warning_if_the_cluster_has_several_brokers() -> None
 )
 def test_clocks_that_surely_differ_are_reported(ms: float, uncertainty: float, severity: Severity) -> None:
     found = cluster.clock({}, "t", soon(), ask=lambda *each: ClockDifference(ms, uncertainty))
-    complete(found)
-    assert found.severity is severity
+    is_complete(found, severity)
     assert ("ahead of" if ms > 0 else "behind") in found.what
 
 
@@ -479,16 +465,16 @@ def needed(names: Names, principal: str) -> list[Need]:
     return [each for each in found if each.kind != "cluster" and each.operation != "CREATE"]
 
 
-@pytest.mark.parametrize("principal", rights.PRINCIPALS)
+@pytest.mark.parametrize("principal", cluster.PRINCIPALS)
 def test_each_missing_right_is_named(principal: str) -> None:
-    (fine,) = rights.check(STATEFUL, principal, Asks(ALL))
+    (fine,) = cluster.check_rights(STATEFUL, principal, Asks(ALL))
     assert fine.severity is OK
     for need in needed(STATEFUL, principal):
         if need.kind == "transactional id":
             asks = Asks(ALL, writes=False)
         else:
             asks = Asks({**ALL, need.name: ALL[need.name] - {need.operation}})
-        found, *fine = rights.check(STATEFUL, principal, asks)
+        found, *fine = cluster.check_rights(STATEFUL, principal, asks)
         complete(found)
         assert found.severity is (NOTE if need.without else BAD)
         assert [each.severity for each in fine] == ([OK] if need.without else [])
@@ -511,7 +497,7 @@ def test_each_principal_needs_its_own_rights() -> None:
 
 def test_missing_topics_and_unanswerable_rights_are_reported_as_such() -> None:
     missing = {name: each for name, each in ALL.items() if name not in ("out", "group")}
-    found = list(rights.check(STATEFUL, "sink", Asks(missing, writes=None)))
+    found = list(cluster.check_rights(STATEFUL, "sink", Asks(missing, writes=None)))
     complete(*found)
     assert {each.what.partition(",")[0] for each in found if each.severity is WARNING} == {
         "topic 'out' does not exist"
@@ -550,14 +536,12 @@ class DeadLetterTopics:
 def test_a_dead_letter_topic_that_loses_or_refuses_letters_is_reported(
     config: dict[str, str], severity: Severity, text: str
 ) -> None:
-    (found,) = dead_letters.check("dead", "out", DeadLetterTopics(**config), soon())
-    complete(found)
-    assert found.severity is severity
-    assert text in found.what
+    (found,) = cluster.check_dead_letter_topic("dead", "out", DeadLetterTopics(**config), soon())
+    is_complete(found, severity, text)
 
 
 def test_a_missing_dead_letter_topic_is_reported() -> None:
-    (found,) = dead_letters.check("other", "out", DeadLetterTopics(), soon())
+    (found,) = cluster.check_dead_letter_topic("other", "out", DeadLetterTopics(), soon())
     complete(found)
     assert (found.severity, found.what) == (BAD, "the dead-letter topic 'other' does not exist")
 
@@ -592,27 +576,24 @@ WEEK_MS = int(7 * DAY * 1000)
 def test_a_token_that_kafka_deletes_soon_is_reported(
     idle: float, token: bool, kept_ms: Any, topic: str | None, severity: Severity, said: str
 ) -> None:
-    found = query.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
-    complete(found)
-    assert found.severity is severity
-    assert said in found.what
+    found = cluster.retention(inspection(planned=1e9 - idle, token=token), kept_ms, 1e9, topic)
+    is_complete(found, severity, said)
 
 
 def test_a_query_that_never_committed_has_no_token_to_lose() -> None:
     new = inspection(planned=None, token=False, committed=False)
-    assert query.retention(new, WEEK_MS, 1e9, None).severity is OK
+    assert cluster.retention(new, WEEK_MS, 1e9, None).severity is OK
 
 
 def test_a_staging_folder_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:
-    assert query.staging(str(tmp_path)).severity is OK
+    assert cluster.staging(str(tmp_path)).severity is OK
     assert list(tmp_path.iterdir()) == []
-    assert query.staging(str(tmp_path / "not" / "yet")).severity is OK
+    assert cluster.staging(str(tmp_path / "not" / "yet")).severity is OK
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("")
     for wrong in (str(tmp_path / "file" / "below"), "nosuchscheme://bucket/x"):
-        found = query.staging(wrong)
-        complete(found)
-        assert found.severity is BAD, wrong
+        found = cluster.staging(wrong)
+        is_complete(found, BAD)
 
 
 # -- the executors
@@ -639,8 +620,7 @@ def judged(
 
 def test_executors_like_the_driver_pass() -> None:
     (found,) = judged(executor(), executor(host="other"))
-    assert found.severity is OK
-    assert "2 tasks on" in found.what
+    is_complete(found, OK, "2 tasks on")
 
 
 @pytest.mark.parametrize(
@@ -692,9 +672,7 @@ def test_a_job_that_fails_names_its_cause() -> None:
         raise PySparkException("Job aborted\n  at x.y\nPySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9\n")
 
     (found,) = executors.check({}, None, job=fail)
-    complete(found)
-    assert found.severity is BAD
-    assert "PYTHON_VERSION_MISMATCH" in found.what
+    is_complete(found, BAD, "PYTHON_VERSION_MISMATCH")
 
 
 def test_the_probe_imports_only_the_standard_library() -> None:

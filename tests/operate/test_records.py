@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import topics as operating
-from kafka_eos_source.operate.decoded import decoded
-from kafka_eos_source.operate.lag import source_partitions
+from kafka_eos_source.operate import records as operating
 from kafka_eos_source.operate.records import (
     TopicRecord,
     _in_time_order,
+    decoded,
     from_json,
     from_lines,
     record_json,
     record_line,
 )
+from kafka_eos_source.operate.topics import source_partitions
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.registry.records import frame_prefix
 from tests.support import registry_server
@@ -167,7 +167,7 @@ def test_commands_use_the_local_broker_by_default(
         asked.append(kafka["bootstrap.servers"])
         return {"flights": 3}
 
-    monkeypatch.setattr(operating, "topics", topics)
+    monkeypatch.setattr(operating, "partition_counts", topics)
     result = CliRunner().invoke(main, ["topics", "list", *arguments])
     assert (result.exit_code, asked) == (0, [servers]), result.output
 

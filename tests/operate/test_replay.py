@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
@@ -16,10 +16,10 @@ from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import replay, replay_targets
+from kafka_eos_source.operate import replay
 from kafka_eos_source.operate.dead_letters import Letter
 from kafka_eos_source.operate.records import TopicRecord
-from kafka_eos_source.operate.replay_plan import Replay, ranges
+from kafka_eos_source.operate.replay import Replay, ranges
 from kafka_eos_source.protocol import records
 from kafka_eos_source.runtime.deadline import Deadline
 
@@ -161,23 +161,17 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
-    monkeypatch.setattr(replay.dead_letters, "read", found.read)
-    monkeypatch.setattr(replay_targets, "TopicAdmin", lambda _kafka: found)
+    monkeypatch.setattr(replay.dead_letters, "read_letters", found.read)
+    monkeypatch.setattr(replay, "TopicAdmin", lambda _kafka: found)
     monkeypatch.setattr(replay, "_PAUSE_SECONDS", 0.0)
     return found
 
 
-@pytest.fixture
-def request_of() -> Callable[..., Replay]:
-    def make(**given: Any) -> Replay:
-        return Replay("dead", "id", LOGS, "g", **given)
-
-    return make
+def request_of(**given: Any) -> Replay:
+    return Replay("dead", "id", LOGS, "g", **given)
 
 
-def test_each_transaction_commits_the_offsets_of_all_partitions(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_each_transaction_commits_the_offsets_of_all_partitions(cluster: Cluster) -> None:
     """Kafka deletes each partition's offset a time after its own last commit."""
     for offset in range(3):
         cluster.write(FULL, offset)
@@ -192,18 +186,14 @@ def test_each_transaction_commits_the_offsets_of_all_partitions(
     ]
 
 
-def test_a_run_with_nothing_to_send_renews_the_offsets(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_a_run_with_nothing_to_send_renews_the_offsets(cluster: Cluster) -> None:
     first = cluster.run(request_of())
     again = cluster.run(request_of())
     assert (first.new_group, again.new_group) == (True, False)
     assert cluster.transactions == [([], {FULL: 4, QUIET: 9, EMPTY: 0})] * 2
 
 
-def test_a_refused_run_renews_the_offsets_and_passes_no_letter(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_a_refused_run_renews_the_offsets_and_passes_no_letter(cluster: Cluster) -> None:
     cluster.write(FULL, 1, VALUE_BYTES="9")
     with pytest.raises(OperatorError, match="incomplete: 1"):
         cluster.run(request_of())
@@ -215,9 +205,7 @@ def test_a_refused_run_renews_the_offsets_and_passes_no_letter(
     assert cluster.transactions == [([], held)]
 
 
-def test_a_group_that_lost_the_offset_of_a_partition_with_letters_is_refused(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_a_group_that_lost_the_offset_of_a_partition_with_letters_is_refused(cluster: Cluster) -> None:
     cluster.write(QUIET, 5)
     cluster.offsets = {FULL: GroupOffset(FULL, 4, request_of().metadata)}
     with pytest.raises(OperatorError, match=r"--new-partitions.*--group") as error:
@@ -229,7 +217,7 @@ def test_a_group_that_lost_the_offset_of_a_partition_with_letters_is_refused(
     assert cluster.run(request_of(new_partitions=True)).sent == {"in": 1}
 
 
-def test_partitions_without_letters_need_no_offset(request_of: Callable[..., Replay]) -> None:
+def test_partitions_without_letters_need_no_offset() -> None:
     held = {tp: GroupOffset(tp, 4 if tp == FULL else 9, request_of().metadata) for tp in (FULL, QUIET)}
     assert ranges(request_of(), held) == {FULL: (4, 4), QUIET: (9, 9), EMPTY: (0, 0)}
 
@@ -257,7 +245,6 @@ HOUR_MS = 3_600_000
 )
 def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
     cluster: Cluster,
-    request_of: Callable[..., Replay],
     monkeypatch: pytest.MonkeyPatch,
     config: dict[str, str],
     key: bytes | None,
@@ -265,7 +252,7 @@ def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
     refusal: str | None,
 ) -> None:
     """Otherwise the broker refuses its whole transaction each time, and with it the other letters."""
-    monkeypatch.setattr(replay_targets.time, "time", lambda: NOW_MS / 1000)
+    monkeypatch.setattr(replay.time, "time", lambda: NOW_MS / 1000)
     cluster.configs["limited"] = {**CONFIG, **config}
     named = {} if timestamp_ms is None else {"ORIGIN_TIMESTAMP": str(timestamp_ms)}
     cluster.write(FULL, 0, key=key, ORIGIN_TOPIC="limited", **named)
@@ -281,7 +268,7 @@ def test_a_letter_that_its_topic_does_not_take_is_refused_by_name(
 
 
 def test_a_letter_that_is_larger_than_its_topic_accepts_is_refused_before_anything_is_sent(
-    cluster: Cluster, request_of: Callable[..., Replay]
+    cluster: Cluster,
 ) -> None:
     cluster.configs["small"] = {**CONFIG, "max.message.bytes": "20000"}
     cluster.write(FULL, 0)
@@ -310,7 +297,7 @@ def test_a_letter_that_is_larger_than_its_topic_accepts_is_refused_before_anythi
     ],
 )
 def test_nothing_is_committed_if_a_topic_is_replaced_while_the_replay_runs(
-    cluster: Cluster, request_of: Callable[..., Replay], name: str, new_id: str | None, what: str
+    cluster: Cluster, name: str, new_id: str | None, what: str
 ) -> None:
     """The letters of a transaction could be those of two topics, or its records be lost with the old one."""
     for offset in range(3):
@@ -325,9 +312,7 @@ def test_nothing_is_committed_if_a_topic_is_replaced_while_the_replay_runs(
 
 
 @pytest.mark.parametrize("name", ["dead", "in"])
-def test_one_broker_that_does_not_know_a_topic_does_not_stop_the_replay(
-    cluster: Cluster, request_of: Callable[..., Replay], name: str
-) -> None:
+def test_one_broker_that_does_not_know_a_topic_does_not_stop_the_replay(cluster: Cluster, name: str) -> None:
     """A broker that has just started may not know it for a moment; only several answers say it is gone."""
     cluster.write(FULL, 0)
     cluster.unknown[name] = 2
@@ -335,9 +320,7 @@ def test_one_broker_that_does_not_know_a_topic_does_not_stop_the_replay(
     assert cluster.unknown[name] == 0, "the topic was not looked up again"
 
 
-def test_slow_brokers_do_not_make_a_topic_count_as_missing(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_slow_brokers_do_not_make_a_topic_count_as_missing(cluster: Cluster) -> None:
     """Each answer takes longer than all of them may; still, only several answers say that a topic is gone."""
     cluster.write(FULL, 0)
     cluster.unknown["in"] = 2
@@ -351,9 +334,7 @@ def test_slow_brokers_do_not_make_a_topic_count_as_missing(
     assert cluster.run(request_of(), seconds=0.05).sent == {"in": 1}
 
 
-def test_a_topic_that_was_created_again_is_not_looked_up_again(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_a_topic_that_was_created_again_is_not_looked_up_again(cluster: Cluster) -> None:
     """A broker that lags behind would return the former id."""
     cluster.write(FULL, 0)
     asked: list[Collection[str]] = []
@@ -369,9 +350,7 @@ def test_a_topic_that_was_created_again_is_not_looked_up_again(
     assert len(asked) == 1
 
 
-def test_topics_whose_letters_are_all_refused_do_not_matter_to_the_others(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_topics_whose_letters_are_all_refused_do_not_matter_to_the_others(cluster: Cluster) -> None:
     """They take no record, so the replay needs neither their id nor their largest record batch."""
     cluster.configs["small"] = {**CONFIG, "max.message.bytes": "1000"}
     cluster.write(FULL, 0)
@@ -383,7 +362,7 @@ def test_topics_whose_letters_are_all_refused_do_not_matter_to_the_others(
 
 
 def test_partitions_that_the_topic_gets_while_the_replay_runs_belong_to_the_next_run(
-    cluster: Cluster, request_of: Callable[..., Replay]
+    cluster: Cluster,
 ) -> None:
     cluster.write(FULL, 0)
     assert cluster.run(request_of()).sent == {"in": 1}
@@ -397,9 +376,7 @@ def test_partitions_that_the_topic_gets_while_the_replay_runs_belong_to_the_next
     assert cluster.run(replace(later, new_partitions=True)).sent == {"in": 2}
 
 
-def test_the_present_time_is_within_the_limits_of_timestamps(
-    cluster: Cluster, request_of: Callable[..., Replay]
-) -> None:
+def test_the_present_time_is_within_the_limits_of_timestamps(cluster: Cluster) -> None:
     cluster.configs["in"] = {**CONFIG, "message.timestamp.before.max.ms": "1000", "retention.ms": "1000"}
     cluster.write(FULL, 0, ORIGIN_TIMESTAMP="1000")
     assert cluster.run(request_of(keeps_time=False)).sent == {"in": 1}
@@ -407,7 +384,7 @@ def test_the_present_time_is_within_the_limits_of_timestamps(
 
 @pytest.mark.parametrize("name", ["gone", "", ".", "a b", "x" * 250])
 def test_letters_of_a_topic_that_does_not_exist_are_refused_and_the_others_sent(
-    cluster: Cluster, request_of: Callable[..., Replay], name: str
+    cluster: Cluster, name: str
 ) -> None:
     for offset in range(2):
         cluster.write(FULL, offset, ORIGIN_TOPIC=name)
@@ -423,11 +400,9 @@ def test_letters_of_a_topic_that_does_not_exist_are_refused_and_the_others_sent(
 
 @pytest.mark.parametrize("name", ["gone", "a b"])
 def test_an_option_that_names_no_topic_is_an_error_although_refusals_are_skipped(
-    cluster: Cluster, request_of: Callable[..., Replay], monkeypatch: pytest.MonkeyPatch, name: str
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(
-        replay_targets, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix="")
-    )
+    monkeypatch.setattr(replay, "no_topic", lambda _kafka, name, _deadline: InvalidOptionError(name, fix=""))
     cluster.write(FULL, 0)
     with pytest.raises(InvalidOptionError, match=name):
         cluster.run(request_of(input_to=name), skip_refused=True)

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.operate import json_shape, json_shapes, rights
-from kafka_eos_source.operate.doctor.run import names_of
-from kafka_eos_source.operate.exit_codes import ExitCode
-from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names
+from kafka_eos_source.operate import json_documents, rights
+from kafka_eos_source.operate.rights import BATCH, COMMANDS, QUERY, TABLE, Names, names_of
+from kafka_eos_source.operate.shared import ExitCode
 from tests import ROOT
+from tests.support.json_shapes import mismatches
 
 DOCS = ROOT / "docs"
 QUERY_ID = "7d1c5b1e-53a5-4f2a-9a55-0c4d0d8f6d11"
@@ -193,10 +193,22 @@ def test_each_command_has_rights_of_its_own(command: str) -> None:
     assert {each[0] for each in found - without} == {"User:me"}
 
 
+def test_a_replay_has_a_group_and_an_id_of_its_own() -> None:
+    options = ("--application-id", "app", "--source-topic", "in", "--dead-letter-topic", "dead", *OUT)
+    found = granted(*options, "--command", "dead-letters replay", "--command-principal", "User:me")
+    assert {each[1:] for each in found if each[0] == "User:me"} == {
+        ("Read", "dead"),
+        ("Write", "in"),
+        ("DescribeConfigs", "in"),
+        ("Write", "kafka-eos-replay-dead*"),
+        ("Read", "kafka-eos-replay-dead*"),
+    }
+
+
 def test_the_table_and_json_have_every_right() -> None:
     options = ("--application-id", "app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
     shown = json.loads(acls(*options, "--json"))
-    assert list(json_shape.mismatches(json_shapes.SHAPES["acls"], shown)) == []
+    assert list(mismatches(json_documents.SHAPES["acls"], shown)) == []
     assert not shown["looked_up"]
     required = {
         (each["principal"], each["operation"], each["name"])

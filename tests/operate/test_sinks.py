@@ -17,7 +17,7 @@ from kafka_eos_source.commit.request import OwnOffsets
 from kafka_eos_source.commit.verdict import Held
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import sinks as operating
-from kafka_eos_source.operate.cluster import KafkaView
+from kafka_eos_source.operate.inspection import KafkaView
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory, MemorySink

@@ -403,7 +403,7 @@ def test_forget_deletes_a_record_only_with_yes(
     topic_with_record: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[Any] = []
-    monkeypatch.setattr(token_topics, "forget", lambda _kafka, _topic, *more: forgotten.append(more[0]))
+    monkeypatch.setattr(token_topics, "forget_query", lambda _kafka, _topic, *more: forgotten.append(more[0]))
     topic_with_record.logs[FIRST].looks = [LogEnds(0, 6, 6)]
     said = run("forget", "--application-id", APP).output
     assert "With --yes: the command deletes this record" in said

@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     RetriableError,
 )
-from kafka_eos_source.operate import decoded as people
+from kafka_eos_source.operate import records as people
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, protobuf_schema, records
 from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema

@@ -23,8 +23,8 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.observe.figures import BatchFigures, SourceFigures, WaitingCommit
 from kafka_eos_source.observe.source import figures_in, with_figures
 from kafka_eos_source.operate import records
-from kafka_eos_source.operate.replay_plan import _parsed
-from kafka_eos_source.operate.rescale_journal import (
+from kafka_eos_source.operate.replay import _parsed
+from kafka_eos_source.operate.rescale_copy import (
     CopyJournal,
     decode_notes,
     encode_notes,

@@ -27,7 +27,7 @@ from kafka_eos_source.kafka.failure import Login, classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.model import StagedPart, StagedRead, TaskFigures, WrittenPart
-from kafka_eos_source.operate.target import Target
+from kafka_eos_source.operate.shared import Target
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings

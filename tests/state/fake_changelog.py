@@ -16,7 +16,7 @@ import pytest
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.reader import LogEnds, Pulled, Records
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import state_restore
+from kafka_eos_source.operate import stores
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.model import BatchRecord, Owner, StoreIdentity, encode_batch
 from kafka_eos_source.state.reading import frames, query, snapshot

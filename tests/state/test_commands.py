@@ -18,9 +18,8 @@ from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, StateError
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate import state_list, state_verify
-from kafka_eos_source.operate.state_get import parse_key
-from kafka_eos_source.operate.state_verify import Kind, Verified, compare
+from kafka_eos_source.operate import stores
+from kafka_eos_source.operate.stores import Kind, Verified, compare, parse_key
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.vector import AggregateProcessor, count, sum_
@@ -97,13 +96,13 @@ def test_ls_lists_changelogs() -> None:
         {TOPIC: 2, "app-other-changelog": 1, "apple-counts-changelog": 1, "app-changelog": 1, "in": 3},
         {tp: GroupOffset(tp, 10, token)},
     )
-    found = state_list.changelog_shards(reader, APP, APP, None, Deadline.after_ms(1))
+    found = stores.changelog_shards(reader, APP, APP, None, Deadline.after_ms(1))
     assert [(each.store, each.tp.partition) for each in found] == [("counts", 0), ("counts", 1), ("other", 0)]
     assert [each.lag for each in found] == [11, 1, 11]
     assert [each.token and each.token.batch_id for each in found] == [None, 7, None]
-    only = state_list.changelog_shards(reader, APP, APP, "other", Deadline.after_ms(1))
+    only = stores.changelog_shards(reader, APP, APP, "other", Deadline.after_ms(1))
     assert [each.store for each in only] == ["other"]
-    assert state_list.changelog_shards(reader, "nobody", "nobody", None, Deadline.after_ms(1)) == []
+    assert stores.changelog_shards(reader, "nobody", "nobody", None, Deadline.after_ms(1)) == []
 
 
 def test_get_prints_a_key_a_prefix_or_all_entries(machine: Machine) -> None:
@@ -164,12 +163,12 @@ def test_verify_finds_every_difference(log: dict[bytes, bytes], disk: dict[bytes
 def test_verify_counts_differences_beyond_those_it_shows() -> None:
     found = Verified(0, 0, 0)
     compare(found, iter(()), iter([(bytes([n]), b"") for n in range(100)]))
-    assert (found.differing, len(found.differences)) == (100, state_verify.SHOWN)
+    assert (found.differing, len(found.differences)) == (100, stores.SHOWN)
 
 
 def test_verify_without_a_database_on_this_host_is_an_error() -> None:
     with pytest.raises(StateError, match="this machine has no database of store"):
-        next(state_verify.verify([], _changelog(), Deadline.after_ms(1)))
+        next(stores.verify([], _changelog(), Deadline.after_ms(1)))
 
 
 def _changelog() -> Any:

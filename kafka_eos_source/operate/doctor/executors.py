@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 
 from kafka_eos_source.operate.doctor import probe
 from kafka_eos_source.operate.doctor.finding import Finding, Severity, ok
-from kafka_eos_source.operate.doctor.machine import descriptors, temporary_space
-from kafka_eos_source.operate.doctor.versions import version_of
+from kafka_eos_source.operate.doctor.machine import descriptors, temporary_space, version_of
 from kafka_eos_source.runtime.file_systems import file_system, make_folder
 from kafka_eos_source.runtime.json_input import parse_json
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError
-from kafka_eos_source.operate.exit_codes import ExitCode
+from kafka_eos_source.operate.shared import (
+    ExitCode,
+)
 from kafka_eos_source.secrets import without_url_secrets
 
 
@@ -62,16 +63,6 @@ class Finding:
     def __post_init__(self) -> None:
         for name in ("what", "why", "fix"):  # they name locations, which are URLs
             object.__setattr__(self, name, without_url_secrets(getattr(self, name)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "severity": self.severity.value,
-            "what": self.what,
-            "why": self.why or None,
-            "fix": self.fix or None,
-            "repair": self.repair and self.repair.what,
-        }
 
 
 def ok(check: str, what: str) -> Finding:

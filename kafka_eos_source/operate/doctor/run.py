@@ -21,45 +21,54 @@ from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import Rights, layout
 from kafka_eos_source.kafka.schema_registry import RETRY_TIMEOUT, SchemaRegistry
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
-from kafka_eos_source.operate import inspect as inspecting
-from kafka_eos_source.operate.cluster import INTERNAL_PREFIX
-from kafka_eos_source.operate.doctor import cluster, dead_letters, executors, machine, query, rights, versions
+from kafka_eos_source.operate.doctor import cluster, executors, machine
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure, ok
-from kafka_eos_source.operate.inspect import Inspection
-from kafka_eos_source.operate.rights import Names
-from kafka_eos_source.operate.shared_options import open_reader
-from kafka_eos_source.operate.state_list import stores_of
-from kafka_eos_source.operate.target import Target
-from kafka_eos_source.protocol.identity import group_of
+from kafka_eos_source.operate.inspection import Inspection, inspect
+from kafka_eos_source.operate.rights import names_of
+from kafka_eos_source.operate.shared import Target, open_reader
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 
+
+def _imports() -> Iterator[Finding]:
+    """Checks that Python processes import bytecode."""
+    spark = Path(pyspark.__file__).parent
+    yield machine.zipped_pyspark(spark)
+    yield from machine.uncompiled([Path(kafka_eos_source.__file__).parent, spark])
+
+
+def _java_major() -> int | None:
+    try:
+        return java.found()[1]
+    except KafkaEosError:
+        return None  # the check of Java reports it
+
+
+def _one(check: Callable[[], Finding]) -> Callable[[], Iterator[Finding]]:
+    return lambda: iter([check()])
+
+
+#: The checks of this machine, in the order in which they run.
+_MACHINE: Mapping[str, Callable[[], Iterator[Finding]]] = {
+    "versions": lambda: machine.check_versions(machine.installed(_java_major())),
+    "java": _one(machine.check_java),
+    "kernel": _one(machine.check_kernel),
+    "discovery": _one(machine.discovery),
+    "python": _one(lambda: machine.workers_python(os.environ, sys.executable)),
+    "workers": _imports,
+    "classes": _one(
+        lambda: machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
+    ),
+    "checkpoints": _one(lambda: machine.checkpoint_files(local_checkpoints())),
+    "daemon": _one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
+    "space": _one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
+    "files": _one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+    "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
+}
+_CLUSTER = ("brokers", "transactions", "replicas", "clock", "rights", "dead-letters", "retention")
 #: Names of all checks, in the order in which they run.
-CHECKS = (
-    "versions",
-    "java",
-    "kernel",
-    "discovery",
-    "python",
-    "workers",
-    "classes",
-    "checkpoints",
-    "daemon",
-    "space",
-    "files",
-    "folders",
-    "brokers",
-    "transactions",
-    "replicas",
-    "clock",
-    "rights",
-    "dead-letters",
-    "retention",
-    "staging",
-    "registry",
-    "executors",
-)
+CHECKS = (*_MACHINE, *_CLUSTER, "staging", "registry", "executors")
 
 
 @dataclass(frozen=True)
@@ -96,14 +105,14 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
         patient: what to look at.
         deadline: limits the wait for the brokers.
     """
-    for name, check in _machine().items():
+    for name, check in _MACHINE.items():
         if _wanted(patient, name):
             yield from check()
     if patient.target.kafka is not None:
         yield from _cluster(patient, patient.target.kafka, deadline)
     location = patient.target.staging_location
     if location is not None and _wanted(patient, "staging"):
-        yield query.staging(location)
+        yield cluster.staging(location)
     if patient.registry is not None and _wanted(patient, "registry"):
         yield registry(patient.registry, deadline)
     if patient.spark is not None and _wanted(patient, "executors"):
@@ -146,45 +155,8 @@ def _wanted(patient: Patient, *names: str) -> bool:
     return not patient.only or bool(set(names) & set(patient.only))
 
 
-def _machine() -> Mapping[str, Callable[[], Iterator[Finding]]]:
-    def one(check: Callable[[], Finding]) -> Callable[[], Iterator[Finding]]:
-        return lambda: iter([check()])
-
-    return {
-        "versions": lambda: versions.check(versions.installed(_java_major())),
-        "java": one(machine.check_java),
-        "kernel": one(machine.check_kernel),
-        "discovery": one(machine.discovery),
-        "python": one(lambda: machine.workers_python(os.environ, sys.executable)),
-        "workers": _imports,
-        "classes": one(
-            lambda: machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
-        ),
-        "checkpoints": one(lambda: machine.checkpoint_files(local_checkpoints())),
-        "daemon": one(lambda: machine.worker_daemon(recommended_settings(), machine.running_commands())),
-        "space": one(lambda: machine.temporary_space(machine.free_temporary_bytes(), tempfile.gettempdir())),
-        "files": one(lambda: machine.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))),
-        "folders": lambda: machine.private_folders(tempfile.gettempdir(), os.getuid()),
-    }
-
-
-def _imports() -> Iterator[Finding]:
-    """Checks that Python processes import bytecode."""
-    spark = Path(pyspark.__file__).parent
-    yield machine.zipped_pyspark(spark)
-    yield from machine.uncompiled([Path(kafka_eos_source.__file__).parent, spark])
-
-
-def _java_major() -> int | None:
-    try:
-        return java.found()[1]
-    except KafkaEosError:
-        return None  # the check of Java reports it
-
-
 def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> Iterator[Finding]:
-    names = ("brokers", "transactions", "replicas", "clock", "rights", "dead-letters", "retention")
-    if not _wanted(patient, *names):
+    if not _wanted(patient, *_CLUSTER):
         return
     try:
         with open_reader(patient.target) as reader:
@@ -222,19 +194,19 @@ def _cluster(patient: Patient, kafka: Mapping[str, str], deadline: Deadline) -> 
         yield cluster.replicas(found, used.topics if used is not None else ())
     if used is not None and _wanted(patient, "rights"):
         try:
-            yield from rights.check(used, patient.principal, Rights(kafka, soon()))
+            yield from cluster.check_rights(used, patient.principal, Rights(kafka, soon()))
         except KafkaEosError as error:
             yield failure("rights", error, "the query logs in with the same credentials")
     if patient.dead_letter_topic is not None and _wanted(patient, "dead-letters"):
         output = patient.target.anchor_topic
         try:
             with TopicAdmin(kafka) as admin:
-                yield from dead_letters.check(patient.dead_letter_topic, output, admin, soon())
+                yield from cluster.check_dead_letter_topic(patient.dead_letter_topic, output, admin, soon())
         except KafkaEosError as error:
             yield failure("dead-letters", error, "the sink writes dead letters with the same credentials")
     if inspection is not None and _wanted(patient, "retention"):
         kept = _retention_ms(kafka)
-        yield query.retention(inspection, kept, time.time(), used.token_topic if used is not None else None)
+        yield cluster.retention(inspection, kept, time.time(), used.token_topic if used is not None else None)
 
 
 def _inspection(target: Target, deadline: Deadline) -> Inspection | None:
@@ -247,56 +219,9 @@ def _inspection(target: Target, deadline: Deadline) -> Inspection | None:
         return None
     try:
         with open_reader(target) as reader:
-            return inspecting.inspect(target, reader, deadline)
+            return inspect(target, reader, deadline)
     except InvalidOptionError:
         return None  # a checkpoint that does not exist yet, and no application.id
-
-
-def names_of(
-    target: Target,
-    inspection: Inspection | None,
-    topics: Mapping[str, int],
-    source_topics: Collection[str] = (),
-    token_topic: str | None = None,
-    dead_letter_topic: str | None = None,
-) -> Names | None:
-    """Returns the resources of a query, as far as its options, its checkpoint and its group name them.
-
-    Args:
-        target: the query.
-        inspection: its state; None = not known.
-        topics: number of partitions of each topic on the cluster.
-        source_topics, token_topic, dead_letter_topic: see `Patient`.
-
-    Returns:
-        None if the ``application.id`` is not known.
-    """
-    application_id = inspection.application_id if inspection is not None else target.application_id
-    if application_id is None:
-        return None
-    checkpoint = inspection.checkpoint if inspection is not None else None
-    held = inspection.kafka if inspection is not None else None
-    in_group = {tp.topic for tp in (held.offsets if held is not None else ())}
-    # The name alone may also be that of a store of another query, whose id begins with this one. Each batch
-    # commits offsets of all its changelogs, so only a query without a batch has others than its group.
-    changelogs = set(stores_of(application_id, topics).values())
-    changelogs = changelogs & in_group if in_group else changelogs
-    read = {*source_topics, *(tp.topic for tp in (held.own.ends if held is not None else ()))}
-    # the group has offsets of the topics read, of changelogs, and of the anchor topic
-    known = in_group - read - changelogs
-    anchors = {each for each in known if not each.startswith(INTERNAL_PREFIX)}
-    anchor = target.anchor_topic or (anchors.pop() if len(anchors) == 1 else None)
-    first = checkpoint.identity if checkpoint is not None else None
-    return Names(
-        application_id,
-        group_of(application_id, target.group_id),
-        read=read,
-        written={anchor} if anchor is not None else set(),
-        anchor_topic=anchor,
-        token_topic=token_topic or (None if first is None else first.token_topic),
-        changelogs=changelogs,
-        dead_letter_topic=dead_letter_topic,
-    )
 
 
 def _retention_ms(kafka: Mapping[str, str]) -> int | KafkaEosError:

@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from kafka_eos_source.operate.rescale_topics import RescaleTopics, copy_name
+from kafka_eos_source.operate.rescale import RescaleTopics, copy_name
 from kafka_eos_source.protocol.token import ShardProgress, Token, newest
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog.move import (

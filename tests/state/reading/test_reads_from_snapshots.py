@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, StateLostError
-from kafka_eos_source.operate import state_restore
+from kafka_eos_source.operate import stores
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.changelog import restore as restore_module
 from kafka_eos_source.state.changelog.recovery import Reason, WipeNeeded
@@ -430,11 +430,11 @@ def test_a_dataframe_of_databases_uses_no_snapshots() -> None:
 # ---------------------------------------------------------------- kafka-eos state restore
 
 
-def restore(query: FakeQuery, root: Path, *, snapshots: bool = True) -> list[state_restore.RestoredShard]:
+def restore(query: FakeQuery, root: Path, *, snapshots: bool = True) -> list[stores.RestoredShard]:
     query.reads.clear()
     changelog = query.changelog_and_snapshots if snapshots else query.changelog
     cut = query.cuts[-1]
-    done = list(state_restore.restore_shards(root, changelog, cut, range(cut.shards), soon()))
+    done = list(stores.restore_shards(root, changelog, cut, range(cut.shards), soon()))
     for shard in range(cut.shards):
         identity = query.identity(shard)
         with TransactionalStateStore.open(identity.folder(root), identity) as store:

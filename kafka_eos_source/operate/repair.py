@@ -1,15 +1,11 @@
-"""Lets a checkpoint continue under an ``application.id`` when only a person can decide that it may.
+"""What repairs a query, or cleans up after it: adopt, fence and sweep.
 
-Three cases: the token belongs to another query (FOREIGN_QUERY), it is lost (TOKEN_MISSING), or batches were
-written with ``at_least_once`` since (GUARANTEE_CHANGED). In each, the command commits the token of an *empty*
-batch with the same code that commits every batch: it fences, then reads the token, then decides. To take over
-another query's work, it commits the batch before the new checkpoint's first batch, with the same offsets. For
-a lost token, it commits the batch in question if a person found it in the output, and otherwise the batch
-before it. After ``at_least_once``, it commits the newest batch in Spark's commit log.
+Each first plans what it would do, and does it when a person has said yes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,16 +20,32 @@ from kafka_eos_source.commit.two_phase import UndecidedSinks
 from kafka_eos_source.commit.verdict import Batch, batch_verdict
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, TokenMissingError
 from kafka_eos_source.model import ShardReport, TopicPartition
-from kafka_eos_source.operate.checkpoint import Checkpoint
-from kafka_eos_source.operate.cluster import KafkaView
-from kafka_eos_source.operate.inspect import Inspection
-from kafka_eos_source.operate.target import Target
-from kafka_eos_source.operate.verdict import Finding, short_name
-from kafka_eos_source.protocol import offset_log
+from kafka_eos_source.operate.inspection import (
+    Checkpoint,
+    Finding,
+    Inspection,
+    KafkaView,
+    StagedEntry,
+    short_name,
+    staged_entries,
+)
+from kafka_eos_source.operate.shared import Target
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, digest_of
 from kafka_eos_source.protocol.token import ADOPTED, Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.stage.files import PROBE
+
+# -- adopt: a checkpoint continues under an application.id, although only a person can decide that it may
+#
+# Three cases: the token belongs to another query (FOREIGN_QUERY), it is lost (TOKEN_MISSING), or batches
+# were written with ``at_least_once`` since (GUARANTEE_CHANGED). In each, the command commits the token of
+# an *empty* batch with the same code that commits every batch: it fences, then reads the token, then
+# decides. To take over another query's work, it commits the batch before the new checkpoint's first batch,
+# with the same offsets. For a lost token, it commits the batch in question if a person found it in the
+# output, and otherwise the batch before it. After ``at_least_once``, it commits the newest batch in Spark's
+# commit log.
 
 
 class BatchOutcome(Enum):
@@ -62,7 +74,7 @@ class Adoption:
     refused: Finding | None = None
 
 
-def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -> Adoption:
+def plan_adoption(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -> Adoption:
     """Decides how a query can continue whose token is missing or belongs to another query. Writes nothing.
 
     Args:
@@ -103,7 +115,7 @@ def plan(inspection: Inspection, target: Target, outcome: BatchOutcome | None) -
     return _hand_over(inspection, target, kafka, token, checkpoint, held)
 
 
-def perform(
+def perform_adoption(
     adoption: Adoption, kafka: Mapping[str, str], deadline: Deadline, *, sinks_finished: bool = False
 ) -> Result:
     """Commits the token; Kafka fences any driver that runs with the ``application.id``.
@@ -213,7 +225,7 @@ def _without_token(
         )
         return Adoption(messages)
     token_batch = batch_id if outcome is BatchOutcome.COMMITTED else batch_id - 1
-    logged = offset_log.read(checkpoint.location, token_batch)
+    logged = checkpoint.entry(token_batch)
     if logged is None:
         return Adoption(
             messages,
@@ -223,7 +235,7 @@ def _without_token(
                 f"'assume_{outcome.value.replace(' ', '_')}:{batch_id}').",
             ),
         )
-    before = offset_log.read(checkpoint.location, token_batch - 1)
+    before = checkpoint.entry(token_batch - 1)
     messages.append(f"Batch {batch_id} is {outcome.value}: the new token names batch {token_batch}.")
     return Adoption(
         messages,
@@ -256,7 +268,7 @@ def _after_at_least_once(
     pending = checkpoint.logged if checkpoint.replays else None
     is_held = pending is not None and kafka.token is not None and kafka.token.end_digest == pending.digest
     token_batch = checkpoint.next_batch if is_held else checkpoint.next_batch - 1
-    logged = offset_log.read(checkpoint.location, token_batch)
+    logged = checkpoint.entry(token_batch)
     if logged is None:
         return Adoption(
             messages,
@@ -272,7 +284,7 @@ def _after_at_least_once(
             f"Batch {checkpoint.next_batch} is planned and not logged. The query writes it whole: if "
             "at_least_once has written rows of it, they are then in the output twice."
         )
-    before = offset_log.read(checkpoint.location, token_batch - 1)
+    before = checkpoint.entry(token_batch - 1)
     request = _declared(inspection, target, kafka, checkpoint, logged, before, token_batch)
     batch = replace(request.batch, unproven=True)
     if kafka.token is not None:
@@ -352,3 +364,191 @@ class NoRows:
     def changes(self) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
         """Returns no changes of state."""
         return ()
+
+
+# -- fence
+
+
+def fence(kafka: Mapping[str, str], application_id: str, deadline: Deadline) -> None:
+    """Initialises the transactional id, and does nothing else (``init_transactions``, KIP-98).
+
+    The broker fences every older producer with this id and aborts its open transaction; a commit that was
+    already under way completes. No data is lost: Spark's offset log still has the batch. A driver that is
+    alive takes the id back and writes its batch again.
+
+    Args:
+        kafka: librdkafka properties of a producer.
+        application_id: the transactional id.
+        deadline: limits the wait for the broker.
+
+    Raises:
+        UnavailableError: if no broker or coordinator answered before ``deadline``.
+        AuthorizationError: if the ACL on the transactional id is missing.
+    """
+    producer = KafkaClients(kafka).producer(application_id)
+    try:
+        producer.init(deadline)
+    finally:
+        producer.close()
+
+
+# -- sweep
+
+#: Names of the folder of a batch write (``df.write``), and of a probe file that was never renamed.
+_WRITE = re.compile(r"write-[0-9a-f]{32}")
+_LOST_PROBE = re.compile(re.escape(PROBE) + r"\.[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class SweepDecision:
+    """Whether one entry can be deleted.
+
+    Attributes:
+        entry: the entry.
+        delete: whether it can be deleted.
+        reason: why, or why not; why it could not be deleted, if that failed.
+        deleted: whether it was deleted.
+    """
+
+    entry: StagedEntry
+    delete: bool
+    reason: str
+    deleted: bool = False
+
+
+def sweep_decisions(
+    found: Sequence[StagedEntry], *, token_batch: int | None, older_than_seconds: float, now_seconds: float
+) -> list[SweepDecision]:
+    """Decides for each entry whether it can be deleted.
+
+    A batch above the token's batch is always kept: a driver is about to commit it. A driver that does not
+    know the token yet may be staging the token's own batch again, so that batch is deleted only at the same
+    age as orphans.
+
+    Args:
+        found: result of `staged_entries`.
+        token_batch: newest batch of this query that Kafka holds; None = not known.
+        older_than_seconds: age from which an orphan is deleted.
+        now_seconds: the current time, in seconds since 1970.
+    """
+    return [_decide(each, token_batch, now_seconds - older_than_seconds, now_seconds) for each in found]
+
+
+def _decide(
+    each: StagedEntry, token_batch: int | None, before_seconds: float, now_seconds: float
+) -> SweepDecision:
+    old = each.newest_seconds < before_seconds
+    age = f"{_duration(now_seconds - each.newest_seconds)} old"
+    batch_id = each.batch_id
+    if batch_id is not None:
+        if token_batch is None:
+            return SweepDecision(each, False, "it is not known whether Kafka holds it")
+        if batch_id > token_batch:
+            return SweepDecision(
+                each, False, f"Kafka does not hold it yet; the token is at batch {token_batch}"
+            )
+        if batch_id == token_batch and not old:
+            return SweepDecision(each, False, f"batch of the token, {age}; a restart may be staging it again")
+        return SweepDecision(each, True, "Kafka holds it")
+    if each.is_folder and _WRITE.fullmatch(each.name):
+        return SweepDecision(each, old, f"batch write, {age}")
+    if not each.is_folder and _LOST_PROBE.fullmatch(each.name):
+        return SweepDecision(each, old, f"leftover probe file, {age}")
+    return SweepDecision(each, False, "not created by kafka-eos")
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What can be deleted from one staging folder.
+
+    Attributes:
+        location: the staging folder.
+        decisions: a decision for each entry.
+        token_batch: newest batch that Kafka holds; None = not known, so all micro-batches are kept.
+        why_unknown: why ``token_batch`` is not known; "" if it is known.
+    """
+
+    location: str
+    decisions: Sequence[SweepDecision]
+    token_batch: int | None
+    why_unknown: str = ""
+
+    @property
+    def deletable(self) -> list[SweepDecision]:
+        """The entries that can be deleted."""
+        return [each for each in self.decisions if each.delete]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all entries that can be deleted."""
+        return sum(each.entry.size_bytes for each in self.deletable)
+
+
+def plan_sweep(
+    location: str | None, inspection: Inspection | None, older_than_seconds: float, now_seconds: float
+) -> Sweep:
+    """Decides what can be deleted. Deletes nothing.
+
+    Args:
+        location: the staging folder.
+        inspection: state of the query that stages there; None = no query was named, so only orphans are
+            deleted.
+        older_than_seconds: age from which an orphan is deleted.
+        now_seconds: the current time, in seconds since 1970.
+
+    Raises:
+        InvalidOptionError: if no folder is known.
+    """
+    if location is None:
+        raise InvalidOptionError(
+            "the staging folder is not known.",
+            fix="add --checkpoint, or --staging if the sink sets staging.location.",
+        )
+    token_batch, why_unknown = _token_batch(inspection)
+    decisions = sweep_decisions(
+        staged_entries(location),
+        token_batch=token_batch,
+        older_than_seconds=older_than_seconds,
+        now_seconds=now_seconds,
+    )
+    return Sweep(location, decisions, token_batch, why_unknown)
+
+
+def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
+    if inspection is None:
+        return None, "neither --checkpoint nor --application-id is set"
+    if inspection.kafka is None:
+        return None, "no brokers are set, or Kafka did not answer"
+    token, checkpoint = inspection.kafka.token, inspection.checkpoint
+    if token is None:
+        return None, f"Kafka holds no token of application.id={inspection.application_id!r}"
+    if checkpoint is not None and checkpoint.query_id != token.query_id:
+        return None, f"the token in Kafka belongs to another query ({token.query_id})"
+    return token.batch_id, ""
+
+
+def perform_sweep(sweep: Sweep) -> Sweep:
+    """Deletes what can be deleted, and nothing reads again; returns what became of each entry."""
+    fs, path = file_system(sweep.location)
+
+    def done(each: SweepDecision) -> SweepDecision:
+        entry = f"{path}/{each.entry.name}"
+        try:
+            if each.entry.is_folder:
+                fs.delete_dir(entry)
+            else:
+                fs.delete_file(entry)
+        except FileNotFoundError:
+            pass  # a commit has deleted it in the meantime
+        except OSError as error:
+            return replace(each, reason=str(error))
+        return replace(each, deleted=True)
+
+    return replace(sweep, decisions=[done(each) if each.delete else each for each in sweep.decisions])

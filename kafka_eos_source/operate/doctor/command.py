@@ -1,16 +1,23 @@
-"""The command ``kafka-eos doctor``."""
+"""The command ``kafka-eos doctor``, and the findings of its checks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kafka_eos_source.operate.shared_options import (
+from kafka_eos_source.operate.doctor.finding import Finding, Repair, exit_code, worst
+from kafka_eos_source.operate.json_documents import print_document
+from kafka_eos_source.operate.shared import (
+    ANCHOR_TOPIC,
+    APPLICATION_ID,
+    CHECKPOINT,
     CONNECTION,
     DEAD_LETTER_TOPIC,
     REGISTRY,
+    SOURCE_CLUSTER,
     SOURCE_TOPICS,
+    STAGING,
     TOKEN_TOPIC,
     deadline_of,
     parse_pairs,
@@ -18,26 +25,15 @@ from kafka_eos_source.operate.shared_options import (
     target_of,
     with_options,
 )
-from kafka_eos_source.runtime.commands import JSON, print_json
-
-if TYPE_CHECKING:
-    from kafka_eos_source.operate.doctor.finding import Finding, Repair
+from kafka_eos_source.runtime.commands import JSON
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
 _INDENT = " " * 18
 
 
 @click.command()
-@click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
-@click.option("--application-id", metavar="ID", help="The query's option application.id.")
-@click.option(
-    "--topic", metavar="TOPIC", help="The sink's option anchor.topic; if that is not set, its topic."
-)
-@click.option("--source-cluster", metavar="WHICH", help="The sink's option source.cluster.")
-@click.option("--staging", metavar="URI", help="The sink's option staging.location.")
-@TOKEN_TOPIC
-@DEAD_LETTER_TOPIC
-@SOURCE_TOPICS
+@with_options(CHECKPOINT, APPLICATION_ID, ANCHOR_TOPIC, SOURCE_CLUSTER, STAGING)
+@with_options(TOKEN_TOPIC, DEAD_LETTER_TOPIC, SOURCE_TOPICS)
 @click.option(
     "--principal",
     type=click.Choice(["query", "source", "sink", "operator"]),
@@ -86,7 +82,6 @@ def doctor(
     Exit code: 0 = ready; 4 = ready, but look at the warnings; 3 = fix what is marked BAD first.
     """
     from kafka_eos_source.operate.doctor import run
-    from kafka_eos_source.operate.doctor.finding import exit_code, worst
 
     unknown = [name for name in only if name not in run.CHECKS]
     if unknown:
@@ -123,13 +118,7 @@ def doctor(
     left = [each for each in found if each.repair is None or each.repair.what not in done_now]
     severity = worst(left)
     if as_json:
-        print_json(
-            {
-                "severity": severity.value,
-                "findings": [each.to_json() for each in found],
-                "repairs": repairs,
-            }
-        )
+        print_document("doctor", severity=severity.value, findings=found, repairs=repairs)
     elif not fix and any(each.repair is not None for each in found):
         click.echo("With --fix: doctor does what it lists after 'repair'.")
     ctx.exit(exit_code(severity))

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.operate.rescale_journal import (
+from kafka_eos_source.operate.json_documents import PROGRESS, document
+from kafka_eos_source.operate.rescale import kept_deletes, unkept_deletes
+from kafka_eos_source.operate.rescale_copy import (
     CopyJournal,
     Progress,
     decode_notes,
@@ -17,7 +19,6 @@ from kafka_eos_source.operate.rescale_journal import (
     filled_until,
     with_filled,
 )
-from kafka_eos_source.operate.rescale_topics import kept_deletes, unkept_deletes
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.model import BatchRecord
@@ -94,7 +95,7 @@ def test_progress_estimates_from_what_this_run_has_done(monkeypatch: pytest.Monk
     assert str(progress) == "copy: 60 %, 15 records (3.0 MiB) in 2 transaction(s), about 20 s left"
     progress.done = 100
     assert str(progress).endswith("transaction(s)")
-    assert progress.to_json() == {
+    assert document(PROGRESS, progress) == {
         "stage": "copy",
         "records": 15,
         "bytes": 3 << 20,
@@ -112,4 +113,3 @@ def test_the_changelog_gets_back_the_configuration_that_the_copy_had_changed(own
     copy = kept_deletes(config)
     assert int(copy["delete.retention.ms"]) >= 10 * 365 * 86_400_000
     assert unkept_deletes(copy) == config
-    assert unkept_deletes(config) == config, "an older release made the copy"
