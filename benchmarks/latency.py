@@ -15,7 +15,7 @@ from benchmarks.contenders.base import Contender, Job
 from benchmarks.kafka import Cluster
 from benchmarks.processes import Batch, Processes, others_cpu_seconds
 from benchmarks.workload import KEY_BYTES, Workload
-from kafka_eos_source.observe.figures import TracedStep
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.observe.journal import query_journal
 from kafka_eos_source.runtime.deadline import Deadline
 

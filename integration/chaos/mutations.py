@@ -174,7 +174,7 @@ def _replay_offsets_afterwards() -> None:
         return commit_then_offsets
 
     # no coordinator knows of offsets in the transaction, so none could prove that
-    session.KafkaClients.proved_offsets = session.KafkaClients.committed_now  # type: ignore[method-assign]
+    micro_batch.KafkaClients.proved_offsets = micro_batch.KafkaClients.committed_now  # type: ignore[method-assign]
     TransactionalProducer.send_offsets = keep  # type: ignore[method-assign]
     TransactionalProducer.commit = then_offsets(TransactionalProducer.commit)  # type: ignore[method-assign]
 

@@ -27,6 +27,7 @@ from kafka_eos_source.state.vector import (
     Aggregate,
     AggregateProcessor,
     count,
+    groups,
     max_,
     processor,
     sum_,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.observe.background import guarded
-from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceFigures, SourceState, TracedStep
+from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceFigures, SourceState, Step
 from kafka_eos_source.observe.journal import (
     QueryJournal,
     newest_batches,
@@ -446,7 +446,7 @@ def make_spans(tracer: Tracer, batch: BatchFigures) -> None:
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    begin = batch.began_at - batch.seconds.get(TracedStep.TASKS.value, 0.0)
+    begin = batch.began_at - batch.seconds.get(Step.TASKS.value, 0.0)
     attributes: dict[str, Any] = {
         APPLICATION: batch.application_id,
         "messaging.system": "kafka",
@@ -474,7 +474,7 @@ def make_spans(tracer: Tracer, batch: BatchFigures) -> None:
     if batch.outcome is Outcome.FAILED:
         span.set_status(Status(StatusCode.ERROR, batch.error))
     context = set_span_in_context(span)
-    order = {step.value: number for number, step in enumerate(TracedStep)}
+    order = {step.value: number for number, step in enumerate(Step)}
     at = begin
     for step, seconds in sorted(batch.seconds.items(), key=lambda each: order.get(each[0], len(order))):
         child = tracer.start_span(step, context=context, start_time=_ns(at))

@@ -47,8 +47,8 @@ class StepGroup(Enum):
     TIDY = "tidy"
 
 
-class TracedStep(Enum):
-    """One step of a micro-batch. The steps of the commit have the values of `commit.steps.Step`.
+class Step(Enum):
+    """One step of a micro-batch. Those of the commit are in the table of moves (`commit.steps.MOVES`).
 
     ``TASKS`` lasts from the batch's entry in Spark's offset log to the call of the commit.
 
@@ -80,7 +80,7 @@ class TracedStep(Enum):
     doing: str
 
     # the defaults are for mypy, which takes a look-up by value for a call of this
-    def __new__(cls, value: str, group: StepGroup = StepGroup.TIDY, doing: str = "") -> TracedStep:
+    def __new__(cls, value: str, group: StepGroup = StepGroup.TIDY, doing: str = "") -> Step:
         step = object.__new__(cls)
         step._value_, step.group, step.doing = value, group, doing
         return step
@@ -90,10 +90,10 @@ def by_group(seconds: Mapping[str, float]) -> dict[StepGroup, float]:
     """Returns the duration of each group that took any time, in the order of the groups.
 
     Args:
-        seconds: duration of each step, by the value of its `TracedStep`. Unknown steps of later versions
+        seconds: duration of each step, by the value of its `Step`. Unknown steps of later versions
             are left out.
     """
-    known = {step.value: step.group for step in TracedStep}
+    known = {step.value: step.group for step in Step}
     found: dict[StepGroup, float] = {}
     for step, duration in seconds.items():
         if step in known and duration > 0:

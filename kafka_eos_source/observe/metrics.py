@@ -22,7 +22,7 @@ from kafka_eos_source.observe.figures import (
     BatchFigures,
     Outcome,
     SourceState,
-    TracedStep,
+    Step,
 )
 from kafka_eos_source.observe.journal import QueryJournal
 from kafka_eos_source.observe.lines import ProcessId
@@ -172,7 +172,7 @@ def _held_back(query: Query) -> float | None:
     waiting = query.journal.waiting
     if waiting is None:
         return None if query.newest is None else 0.0
-    is_held = waiting.step == TracedStep.FINISH.value and query.view.status in (
+    is_held = waiting.step == Step.FINISH.value and query.view.status in (
         Status.WAITING,
         Status.RETRYING,
     )

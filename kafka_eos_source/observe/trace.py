@@ -28,7 +28,6 @@ from kafka_eos_source.observe.figures import (
     Outcome,
     SourceRead,
     Step,
-    TracedStep,
     WaitingCommit,
     bounded,
     summed,

@@ -10,7 +10,6 @@ from typing import Any
 
 from kafka_eos_source.model import Offsets
 from kafka_eos_source.observe.figures import (
-    DOING,
     BatchFigures,
     Event,
     Outcome,
@@ -18,7 +17,6 @@ from kafka_eos_source.observe.figures import (
     SourceState,
     Step,
     StepGroup,
-    TracedStep,
     WaitingCommit,
     by_group,
     position_id,
@@ -283,7 +281,7 @@ def _status(
 
 
 def _of_commit(waiting: WaitingCommit) -> tuple[Status, float, str]:
-    steps = {step.value: step for step in TracedStep}
+    steps = {step.value: step for step in Step}
     doing = steps[waiting.step].doing if waiting.step in steps else waiting.step
     text = f"batch {waiting.batch_id}: {doing}" + (f" ({waiting.reason})" if waiting.reason else "")
     if waiting.retried or waiting.step == Step.LOST.value:

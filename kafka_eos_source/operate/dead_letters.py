@@ -13,8 +13,7 @@ from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records
 from kafka_eos_source.operate.records import TopicRecord, contents_json
-from kafka_eos_source.protocol import records
-from kafka_eos_source.protocol.records import DeadLetter, without_ours
+from kafka_eos_source.protocol.records import MOST_MS, DeadLetter, without_ours
 
 #: A summary counts so many combinations of error, query and contents separately.
 _MOST_LINES = 200
@@ -147,6 +146,6 @@ def time_text(timestamp_ms: int | None) -> str:
     """Returns a time for people, in UTC; the number itself if it is after the year 9999."""
     if timestamp_ms is None:
         return "-"
-    if timestamp_ms > records.MOST_MS:
+    if timestamp_ms > MOST_MS:
         return f"{timestamp_ms} ms"
     return f"{datetime.fromtimestamp(timestamp_ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import _ticks, panel
-from kafka_eos_source.observe.figures import Event, EventKind, Outcome, Step, StepGroup, TracedStep
+from kafka_eos_source.observe.figures import Event, EventKind, Outcome, Step, StepGroup
 from kafka_eos_source.observe.journal import Journal
 from kafka_eos_source.observe.notebook import view_of_reports
 from kafka_eos_source.observe.source import with_figures

@@ -75,7 +75,7 @@ class FakeQuery:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Lets all readers of the changelog read this one."""
-        for module in (snapshot, state_restore, frames):
+        for module in (snapshot, stores, frames):
             monkeypatch.setattr(module, "changelog_client", lambda _kafka: nullcontext(self))
             monkeypatch.setattr(module, "ChangelogReader", lambda query, tp: _Reader(query, tp.partition))
         monkeypatch.setattr(snapshot, "CommittedShard", _Committed)

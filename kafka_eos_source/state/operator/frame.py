@@ -26,7 +26,7 @@ from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.pickled import to_option
+from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
@@ -279,8 +279,8 @@ def with_operator_in_read(
         )
     step = OperatorInRead(
         columns=source.columns,
-        schema=from_arrow_schema(Operator(processor, store, shards, checked).output),
-        processor=to_option(
+        result=from_arrow_schema(Operator(processor, store, shards, checked).output),
+        processor=to_bytes(
             processor,
             f"the stateful operator of store {store!r}",
             fix="create clients, files and locks in the processor's init(), not outside of it.",
@@ -293,7 +293,7 @@ def with_operator_in_read(
         timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
-    return source.read("operator.in.read", step.to_json(), frame.sparkSession, own)
+    return source.read(step, frame.sparkSession, own)
 
 
 def _record_keys(source: Lineage, keys: Sequence[str]) -> tuple[str, ...]:

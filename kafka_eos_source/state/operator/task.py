@@ -17,7 +17,7 @@ from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, ShardReport, TopicPartition
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.protocol.packing import CHANGELOG, column, pack_packets
+from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins

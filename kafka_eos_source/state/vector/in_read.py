@@ -16,10 +16,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.step import ReadColumns, StepInRead
-from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.in_read.step import StepInRead
 from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack
-from kafka_eos_source.state.vector.declarations import Aggregate, Window, window_from_json
+from kafka_eos_source.state.vector.declarations import Aggregate, Window
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 
