@@ -20,9 +20,8 @@ from kafka_eos_source.registry.avro_schema import (
     encode_default,
     is_struct_of_members,
     to_arrow,
-    varint,
 )
-from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.codec import Schema, zigzag
 
 
 class Put(IntEnum):
@@ -211,7 +210,7 @@ class _Compiler:
         kinds = [branch.kind for branch in avro.branches]
         null_branch = kinds.index("null") if "null" in kinds else -1
         if pa.types.is_null(arrow) and null_branch >= 0:
-            return self._constant(varint(null_branch), path)
+            return self._constant(zigzag(null_branch), path)
         if is_struct_of_members(avro) and _has_members(arrow, len(avro.values)):
             return self._members(avro, arrow, place, path, null_branch)
         numbers = [number for number, kind in enumerate(kinds) if kind != "null"]
@@ -271,7 +270,7 @@ class _Compiler:
             return self._constant(encode_default(one.type, one.default, path), path)
         if one.type.is_nullable:
             kinds = [branch.kind for branch in one.type.branches]
-            return self._constant(varint(kinds.index("null")), path)
+            return self._constant(zigzag(kinds.index("null")), path)
         raise _RefusalError(
             path,
             f"the column has no such field, and the schema's record {avro.name} has no default for it",

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.registry.avro import AvroDecoder, arrow_type, kernel
 from kafka_eos_source.registry.avro_decode import compile_program
-from kafka_eos_source.registry.avro_schema import parse, varint
-from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices
+from kafka_eos_source.registry.avro_schema import parse
+from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices, zigzag
 from tests.registry.avro_model import (
     EXAMPLES,
     arrow_value,
@@ -360,7 +360,7 @@ def test_strings_are_utf8_as_python_defines_it() -> None:
         b"x" * (number % 11) + bytes(one)[: 1 + number % 4] + b"y" * (number % 3)
         for number, one in enumerate(product(firsts, others, others, others))
     ]
-    made = decode(schema_of("string"), [varint(len(text)) + text for text in texts])
+    made = decode(schema_of("string"), [zigzag(len(text)) + text for text in texts])
     for row, text in enumerate(texts):
         assert (row in made.errors) == (text.decode(errors="ignore").encode() != text)
 
@@ -374,9 +374,9 @@ def test_decimals_of_more_than_16_bytes() -> None:
 
 
 def test_blocks_of_items_without_bytes_are_counted_together() -> None:
-    assert error(NULLS, 2 * varint(40_000) + b"\0") == (
+    assert error(NULLS, 2 * zigzag(40_000) + b"\0") == (
         "a block has 40000 items of no bytes; at most 65536 are accepted in one row"
     )
     assert "items of no bytes" in error(
-        record({"name": "x", "type": NULLS}), 2 * varint(40_000) + b"\0", record()
+        record({"name": "x", "type": NULLS}), 2 * zigzag(40_000) + b"\0", record()
     )
