@@ -22,6 +22,7 @@ from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
 from kafka_eos_source.operate import (
     dead_letter_commands,
     query_commands,
+    records,
     rights,
     sinks,
     state_commands,
@@ -213,7 +214,7 @@ for _each in (
     sinks.sinks,
     token_topics.group,
     dead_letter_commands.group,
-    topics.topics,
+    records.partition_counts,
     topics.produce,
     topics.tail,
     topics.lag,

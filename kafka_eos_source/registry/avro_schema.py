@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside, zigzag
 from kafka_eos_source.runtime.json_input import parse_json
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -454,17 +454,6 @@ def encode_default(found: Type, value: Any, path: str) -> bytes:
     return encoded
 
 
-def varint(number: int) -> bytes:
-    """Returns the zigzag encoding of an int or a long."""
-    bits = number << 1 if number >= 0 else ((-number) << 1) - 1
-    encoded = bytearray()
-    while bits >= 0x80:
-        encoded.append(bits & 0x7F | 0x80)
-        bits >>= 7
-    encoded.append(bits)
-    return bytes(encoded)
-
-
 def _encode(found: Type, value: Any) -> bytes | None:
     kind = found.kind
     if kind == "union":
@@ -490,13 +479,13 @@ def _encode(found: Type, value: Any) -> bytes | None:
     if kind == "string":
         return _text(value)
     if kind == "enum":
-        return varint(found.symbols.index(value)) if value in found.symbols else None
+        return zigzag(found.symbols.index(value)) if value in found.symbols else None
     try:
         plain = value.encode("latin-1")
     except UnicodeEncodeError:
         return None
     if kind == "bytes":
-        return varint(len(plain)) + plain
+        return zigzag(len(plain)) + plain
     return plain if len(plain) == found.size else None
 
 
@@ -504,7 +493,7 @@ def _encode_union(found: Type, value: Any) -> bytes | None:
     for number, branch in enumerate(found.branches):
         encoded = _encode(branch, value)
         if encoded is not None:
-            return varint(number) + encoded
+            return zigzag(number) + encoded
     return None
 
 
@@ -517,7 +506,7 @@ def _encode_number(kind: str, value: Any) -> bytes | None:
         except OverflowError:
             return None
     limit = _LIMITS[kind]
-    return varint(value) if isinstance(value, int) and -limit <= value < limit else None
+    return zigzag(value) if isinstance(value, int) and -limit <= value < limit else None
 
 
 def _encode_record(found: Type, value: Any) -> bytes | None:
@@ -537,14 +526,14 @@ def _text(value: str) -> bytes | None:
         plain = value.encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON can write
         return None
-    return varint(len(plain)) + plain
+    return zigzag(len(plain)) + plain
 
 
 def _blocks(parts: list[bytes | None]) -> bytes | None:
     joined = _join(parts)
     if joined is None or not parts:
         return None if joined is None else b"\0"
-    return varint(len(parts)) + joined + b"\0"
+    return zigzag(len(parts)) + joined + b"\0"
 
 
 def _join(parts: list[bytes | None]) -> bytes | None:

@@ -104,6 +104,27 @@ def inside(path: str, step: str) -> str:
     return found if len(found) <= _LONGEST_PATH else "…" + found[1 - _LONGEST_PATH :]
 
 
+def zigzag(number: int) -> bytes:
+    """Returns a number as a zigzag varint, as Avro and Confluent's frames write it."""
+    bits = number << 1 if number >= 0 else ((-number) << 1) - 1
+    encoded = bytearray()
+    while bits >= 0x80:
+        encoded.append(bits & 0x7F | 0x80)
+        bits >>= 7
+    return bytes([*encoded, bits])
+
+
+def decoded_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Returns the type of the values of a dictionary; other types as they are."""
+    return arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Returns whether values of the type are arrays."""
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
 @dataclass(frozen=True)
 class Converted:
     """A converted column, and the rows that could not be converted.

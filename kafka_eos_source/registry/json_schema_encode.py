@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, decoded_type, is_list
 from kafka_eos_source.registry.json_schema_shapes import Kind, Shape
 from kafka_eos_source.runtime.json_input import JsonError, parse_json_fast
 
@@ -61,7 +61,7 @@ class JsonEncoder:
 
 
 def _check(shape: Shape, arrow_type: pa.DataType, path: str) -> None:
-    arrow_type = _decoded(arrow_type)
+    arrow_type = decoded_type(arrow_type)
     if _types.is_null(arrow_type):
         return
     if shape.kind is Kind.OBJECT and _types.is_struct(arrow_type):
@@ -110,7 +110,7 @@ def _fits(kind: Kind, arrow_type: pa.DataType) -> bool:
 
 def _check_any(arrow_type: pa.DataType, path: str) -> None:
     """Checks a column for which the schema says nothing: strings are JSON text, and others what they are."""
-    arrow_type = _decoded(arrow_type)
+    arrow_type = decoded_type(arrow_type)
     if _types.is_struct(arrow_type):
         for column in arrow_type:
             _check_any(column.type, f"{path}.{column.name}".lstrip("."))
@@ -139,19 +139,9 @@ def check_key(arrow_type: pa.MapType, path: str) -> None:
         )
 
 
-def _decoded(arrow_type: pa.DataType) -> pa.DataType:
-    return arrow_type.value_type if _types.is_dictionary(arrow_type) else arrow_type
-
-
 def _is_string(arrow_type: pa.DataType) -> bool:
     is_view = getattr(_types, "is_string_view", _types.is_string)
     return bool(_types.is_string(arrow_type) or _types.is_large_string(arrow_type) or is_view(arrow_type))
-
-
-def is_list(arrow_type: pa.DataType) -> bool:
-    """Whether values of the type are arrays."""
-    is_fixed = _types.is_fixed_size_list(arrow_type)
-    return bool(is_fixed or _types.is_list(arrow_type) or _types.is_large_list(arrow_type))
 
 
 # -- values --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, decoded_type, is_list
 from kafka_eos_source.registry.protobuf_program import (
     ERROR,
     WIDTHS,
@@ -27,6 +27,7 @@ from kafka_eos_source.registry.protobuf_program import (
     tables,
     view,
 )
+from kafka_eos_source.registry.protobuf_schema import describe
 from kafka_eos_source.registry.protobuf_tree import EMPTY_FIELD, Field, Kind, Message
 
 _REQUIRED, _NULL_ELEMENT, _ONEOF, _UTF8 = 9, 12, 13, 6
@@ -223,7 +224,7 @@ def _check_message(message: Message, struct: pa.StructType, path: str) -> None:
 
 
 def _check_field(field: Field, arrow_type: pa.DataType, path: str) -> None:
-    arrow_type = _decoded(arrow_type)
+    arrow_type = decoded_type(arrow_type)
     if _types.is_null(arrow_type):
         return
     if field.is_map and field.message is not None:
@@ -234,9 +235,9 @@ def _check_field(field: Field, arrow_type: pa.DataType, path: str) -> None:
         _check_field(value, arrow_type.item_type, f"{path}.value")
         return
     if field.is_repeated:
-        if not _is_list(arrow_type):
+        if not is_list(arrow_type):
             raise _mismatch(field, arrow_type, path)
-        arrow_type = _decoded(arrow_type.value_type)
+        arrow_type = decoded_type(arrow_type.value_type)
     if field.message is not None and not field.is_wrapper:
         if not _types.is_struct(arrow_type):
             raise _mismatch(field, arrow_type, path)
@@ -246,8 +247,6 @@ def _check_field(field: Field, arrow_type: pa.DataType, path: str) -> None:
 
 
 def _mismatch(field: Field, arrow_type: pa.DataType, path: str) -> InvalidSchemaError:
-    from kafka_eos_source.registry.protobuf_schema import describe
-
     return InvalidSchemaError(
         f"column {path!r} has the type {arrow_type}, which cannot be encoded as {describe(field.descriptor)}",
         fix=f"cast the column to {field.arrow_type}",
@@ -273,18 +272,6 @@ def _accepts(kind: Kind, arrow_type: pa.DataType) -> bool:
         **dict.fromkeys((Kind.UINT64, Kind.FIXED64), (*_INT64, pa.uint64())),
     }
     return arrow_type in accepted.get(kind, _INT64)
-
-
-def _decoded(arrow_type: pa.DataType) -> pa.DataType:
-    return arrow_type.value_type if _types.is_dictionary(arrow_type) else arrow_type
-
-
-def _is_list(arrow_type: pa.DataType) -> bool:
-    return bool(
-        _types.is_list(arrow_type)
-        or _types.is_large_list(arrow_type)
-        or _types.is_fixed_size_list(arrow_type)
-    )
 
 
 # -- values --------------------------------------------------------------------------------------

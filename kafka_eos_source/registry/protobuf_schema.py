@@ -32,6 +32,7 @@ from typing import Any
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RetriableError
 from kafka_eos_source.registry.codec import Schema, inside
+from kafka_eos_source.registry.protobuf_tree import KINDS
 
 _INSTALL = 'pip install "kafka-eos-source[protobuf]"'
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
@@ -351,26 +352,6 @@ _FAMILIES = {
     11: ("message", 0),
     10: ("group", 0),
 }
-_NAMES = {
-    1: "double",
-    2: "float",
-    3: "int64",
-    4: "uint64",
-    5: "int32",
-    6: "fixed64",
-    7: "fixed32",
-    8: "bool",
-    9: "string",
-    10: "group",
-    11: "message",
-    12: "bytes",
-    13: "uint32",
-    14: "enum",
-    15: "sfixed32",
-    16: "sfixed64",
-    17: "sint32",
-    18: "sint64",
-}
 
 
 def check_readable(writer: Any, reader: Any) -> None:
@@ -417,7 +398,7 @@ def _fits(writer: Any, reader: Any) -> bool:
 
 def describe(field: Any) -> str:
     """Returns the type of a field as a schema writes it."""
-    name = field.message_type.full_name if field.message_type is not None else _NAMES[field.type]
+    name = field.message_type.full_name if field.message_type is not None else KINDS[field.type].name.lower()
     return f"repeated {name}" if field.is_repeated else name
 
 

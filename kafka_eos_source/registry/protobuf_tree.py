@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
+from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside, is_list
 
 #: The field of a message without fields, because Spark has no empty structs. Spark uses this name, too.
 EMPTY_FIELD = "__dummy_field_in_empty_struct"
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 #: FieldDescriptor.TYPE_… → kind.
-_KINDS = {
+KINDS = {
     1: Kind.DOUBLE,
     2: Kind.FLOAT,
     3: Kind.INT64,
@@ -226,7 +226,7 @@ def _message(descriptor: Any, path: str, outer: tuple[str, ...], count: list[int
 
 
 def _field(field: Any, path: str, outer: tuple[str, ...], in_entry: bool, count: list[int]) -> Field:
-    kind = _KINDS[field.type]
+    kind = KINDS[field.type]
     message, is_map, is_wrapper = None, False, False
     if kind in (Kind.MESSAGE, Kind.GROUP):
         name = field.message_type.full_name
@@ -393,7 +393,7 @@ def _type(arrow_type: pa.DataType, path: str, inner_name: str, imports: set[str]
         if key not in _KEYS:
             raise _unsupported(arrow_type.key_type, f"{path}.key", "cast the keys to string")
         return f"map<{key}, {_element(arrow_type.item_type, f'{path}.value', inner_name, imports)}>"
-    if _is_list(arrow_type):
+    if is_list(arrow_type):
         return f"repeated {_element(arrow_type.value_type, path, inner_name, imports)}"
     element = _element(arrow_type, path, inner_name, imports)
     is_scalar = element != inner_name and "." not in element
@@ -415,7 +415,7 @@ def _element(arrow_type: pa.DataType, path: str, inner_name: str, imports: set[s
         return "google.protobuf.Duration"
     if _types.is_timestamp(arrow_type):
         raise _unsupported(arrow_type, path, "cast the column to a timestamp with time zone")
-    if _is_list(arrow_type) or _types.is_map(arrow_type):
+    if is_list(arrow_type) or _types.is_map(arrow_type):
         raise _unsupported(arrow_type, path, "put the inner array or map into a struct")
     raise _unsupported(arrow_type, path, "cast the column to string")
 
@@ -426,15 +426,10 @@ def _unsupported(arrow_type: pa.DataType, path: str, fix: str) -> InvalidSchemaE
     )
 
 
-def _is_list(arrow_type: pa.DataType) -> bool:
-    is_fixed = _types.is_fixed_size_list(arrow_type)
-    return bool(is_fixed or _types.is_list(arrow_type) or _types.is_large_list(arrow_type))
-
-
 def _inner_struct(arrow_type: pa.DataType) -> pa.StructType | None:
     if _types.is_map(arrow_type):
         arrow_type = arrow_type.item_type
-    elif _is_list(arrow_type):
+    elif is_list(arrow_type):
         arrow_type = arrow_type.value_type
     return arrow_type if _types.is_struct(arrow_type) else None
 

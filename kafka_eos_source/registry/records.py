@@ -51,7 +51,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import catalog
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema, slices
+from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema, slices, zigzag
 
 #: Length of magic byte and schema id.
 HEADER_BYTES = 5
@@ -216,16 +216,7 @@ def frame_prefix(schema_id: int, path: Sequence[int] = ()) -> bytes:
         return header
     if list(path) == [0]:
         return header + b"\0"
-    return header + b"".join(_zigzag(each) for each in (len(path), *path))
-
-
-def _zigzag(value: int) -> bytes:
-    left = value << 1
-    found = bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    return bytes([*found, left])
+    return header + b"".join(zigzag(each) for each in (len(path), *path))
 
 
 def _all_zero(data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> bool:

@@ -249,6 +249,11 @@ class SinkContext:
         cluster = cluster_hash(self.cluster_id)
         return SinkTxn(self.application_id, cluster, self.name, sequence, attempt, digest)
 
+    def own(self, text: str) -> SinkTxn | None:
+        """Parses an id; returns None if the text is none, or one of another sink, query or cluster."""
+        found = SinkTxn.parse(text)
+        return found if found is not None and self.owns(found) else None
+
     @property
     def owner(self) -> str:
         """`SinkTxn.owner` of this sink's ids, for folders, keys and properties."""

@@ -27,15 +27,10 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
-    OK,
-    Fatal,
-    Ok,
-    Outcome,
     SinkContext,
     SinkTxn,
     Stage,
     StageContext,
-    Staged,
 )
 from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
 from kafka_eos_source.sinks.sink_options import SinkOption, columns
@@ -188,35 +183,12 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             self.buffer_bytes,
         )
 
-    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        store = self.notes()
-        table = self.load()
-        if table is None:
-            return Fatal(
-                f"the table {self._to.uri!r} was deleted", "create the table again, then restart the query."
-            )
-        if self.is_committed(table, txn):
-            return OK
-        if (digest := store.digest(str(txn))) is not None:
-            return Ok(digest)
-        receipts: Sequence[StagedFiles] = staged.receipts
-        for each in receipts:
-            staged_for = {"table": each.table_id, "partition_by": each.partition_by}
-            incompatibility = self.incompatibility(table, staged_for)
-            if incompatibility:
-                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
-        note: dict[str, Any] = {
+    def note(self, receipts: Sequence[StagedFiles]) -> Mapping[str, Any]:
+        return {
             "table": receipts[0].table_id,
             "partition_by": list(receipts[0].partition_by),
-            "rows": staged.rows,
-            "files": [file for each in receipts for file in each.files],
+            "files": [file.to_json() for each in receipts for file in each.files],
         }
-        missing = self.missing_file(table, note)
-        if missing:
-            return Fatal(
-                missing, "use a table folder that driver and executors share, then restart the query."
-            )
-        return Ok(store.put(str(txn), {**note, "files": [file.to_json() for file in note["files"]]}))
 
     @property
     def label(self) -> str:

@@ -203,8 +203,8 @@ class Layout:
             for folder in ("prepared", "ending")
             for each in self.files(f"{self.folder}/{folder}")
         ]
-        ids = (SinkTxn.parse(name.removesuffix(".json")) for name in names)
-        return {txn for txn in ids if txn is not None and self.context.owns(txn)}
+        ids = (self.context.own(name.removesuffix(".json")) for name in names)
+        return {txn for txn in ids if txn is not None}
 
     def files(self, folder: str) -> list[pafs.FileInfo]:
         """Lists the files and folders in a folder; returns an empty list if the folder does not exist."""

@@ -451,8 +451,7 @@ class TwoPhase(Protocol):
             raise SinkFailedError(
                 message, fix="correct the option 'url' or the service; see docs/sink-http.md."
             )
-        found = (SinkTxn.parse(each) for each in ids)
-        return sorted({each for each in found if each is not None and self.context.owns(each)})
+        return sorted({txn for each in ids if (txn := self.context.own(each)) is not None})
 
     def _send(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self.client.send(
@@ -535,8 +534,8 @@ class OneRequest(Protocol):
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         found = []
         for name in self._store.names():
-            txn = SinkTxn.parse(name)
-            if txn is None or not self.context.owns(txn):
+            txn = self.context.own(name)
+            if txn is None:
                 continue
             if self._is_done(txn):
                 self._store.remove(name)
@@ -552,8 +551,8 @@ class OneRequest(Protocol):
         if self._last_committed is None:
             return
         for name in self._store.names():
-            txn = SinkTxn.parse(name.removesuffix(_DONE)) if name.endswith(_DONE) else None
-            if txn is not None and self.context.owns(txn) and txn != self._last_committed:
+            txn = self.context.own(name.removesuffix(_DONE)) if name.endswith(_DONE) else None
+            if txn is not None and txn != self._last_committed:
                 self._store.remove(name)
 
     def _post(self, txn: SinkTxn, batches: list[pa.RecordBatch], deadline: Deadline) -> Outcome:

@@ -29,15 +29,10 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import ALLOW_HTTP, Secrets, is_secret
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
-    OK,
-    Fatal,
-    Ok,
-    Outcome,
     SinkContext,
     SinkTxn,
     Stage,
     StageContext,
-    Staged,
 )
 from kafka_eos_source.sinks.iceberg_files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
@@ -224,31 +219,9 @@ class IcebergSink(TableFormatSink["Table"]):
         table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
         return TaskFiles(table, context.schema, context.task_attempt_id, self.buffer_bytes)
 
-    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        store = self.notes()
-        table = self.load()
-        if table is None:
-            return Fatal(
-                f"the table {self._to.identifier!r} was deleted",
-                "create the table again, then restart the query.",
-            )
-        if self.is_committed(table, txn):
-            return OK
-        if (digest := store.digest(str(txn))) is not None:
-            return Ok(digest)
-        receipts: Sequence[StagedFiles] = staged.receipts
+    def note(self, receipts: Sequence[StagedFiles]) -> Mapping[str, Any]:
         files = [file for each in receipts for file in each.files]
-        for uuid in sorted({each.table_uuid for each in receipts}):
-            note = {"table": uuid, "rows": staged.rows, "files": files}
-            incompatibility = self.incompatibility(table, note)
-            if incompatibility:
-                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
-        missing = self.missing_file(table, note)
-        if missing:
-            return Fatal(
-                missing, "use a file system that driver and executors share, then restart the query."
-            )
-        return Ok(store.put(str(txn), note))
+        return {"table": receipts[0].table_uuid, "files": files}
 
     @property
     def label(self) -> str:

@@ -281,8 +281,7 @@ class Layout:
 
     def txn(self, key: str) -> SinkTxn | None:
         """Parses the id in a key of `prepared`; returns None if it does not belong to this sink."""
-        found = SinkTxn.parse(key.rpartition("/")[2].removesuffix(".json"))
-        return found if found is not None and self.context.owns(found) else None
+        return self.context.own(key.rpartition("/")[2].removesuffix(".json"))
 
     def task_attempt_of(self, key: str) -> str:
         """Parses the id of the task attempt in a key of `part`.

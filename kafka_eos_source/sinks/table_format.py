@@ -27,7 +27,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, TwoPhaseSink
+from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import SinkOption
 
@@ -157,8 +157,7 @@ class BufferedStage(ABC):
 class TableFormatSink(TwoPhaseSink, Generic[T]):
     """Sink for tables that a library represents as ``T``.
 
-    A subclass writes the files (`stage`), lists them in a note (`prepare`), and implements the operations on
-    its kind of table below.
+    A subclass writes the files (`stage`), and implements the operations on its kind of table below.
     """
 
     #: Failpoint between the commit of the table and the removal of the note.
@@ -187,8 +186,12 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         return self.is_committed(table, txn)
 
     @abstractmethod
+    def note(self, receipts: Sequence[Any]) -> Mapping[str, Any]:
+        """Returns the note that lists the files of some task attempts, as JSON."""
+
+    @abstractmethod
     def read_note(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Validates a note that `prepare` wrote, and returns it.
+        """Validates a note, and returns it.
 
         Raises:
             ValueError, KeyError, TypeError: if it is none, or names files that no task of this sink wrote.
@@ -209,6 +212,25 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
         Returns:
             The conflict, if another writer committed since the table was loaded; otherwise None.
         """
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        notes = self.notes()
+        table = self.load()
+        if table is None:
+            return Fatal(f"{self.label} was deleted", "create the table again, then restart the query.")
+        if self.is_committed(table, txn):
+            return OK
+        if (digest := notes.digest(str(txn))) is not None:
+            return Ok(digest)
+        whole = self.note(staged.receipts)
+        for note in (*(self.note([each]) for each in staged.receipts), whole):
+            if incompatibility := self.incompatibility(table, self.read_note(note)):
+                return Fatal(incompatibility, "restart the query; it then stages the batch again.")
+        if missing := self.missing_file(table, self.read_note(whole)):
+            return Fatal(
+                missing, "use a file system that driver and executors share, then restart the query."
+            )
+        return Ok(notes.put(str(txn), {**whole, "rows": staged.rows}))
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         notes = self.notes()
@@ -255,8 +277,7 @@ class TableFormatSink(TwoPhaseSink, Generic[T]):
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
         notes = self.notes()
-        parsed = (SinkTxn.parse(name) for name in notes.names())
-        found = [each for each in parsed if each is not None and self.context.owns(each)]
+        found = [txn for name in notes.names() if (txn := self.context.own(name)) is not None]
         table = self.load() if found else None
         prepared = []
         for txn in sorted(found):

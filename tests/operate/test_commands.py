@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka_eos_source.observe.steps import Step
 from rich.console import Console
 
 from integration.support.checkpoint import SparkCheckpoint
@@ -39,6 +38,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import Epochs, GroupOffset, TopicPartition
+from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.operate import inspection as inspecting
 from kafka_eos_source.operate import repair
 from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect, short_name

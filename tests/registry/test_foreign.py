@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,6 @@ from kafka_eos_source.in_read.registry_columns import RegistryColumns
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.registry.columns import _with_errors
-from kafka_eos_source.registry.json_schema import decoder
 from kafka_eos_source.spark.schema import INVALID
 from tests.support.fetched_log import Batch, Record, decoded
 from tests.support.foreign_records import JSON_DOCUMENTS, Case, cases, check, payloads
@@ -58,14 +56,6 @@ def test_the_order_of_json_documents_does_not_matter() -> None:
     good = [row for row, error in enumerate(errors) if error is None]
     again = check(case, [values[row] for row in good])
     assert again == ([found[row] for row in good], [None] * len(good))
-
-
-@pytest.mark.parametrize("schema", [each.schema for each in cases() if each.schema.format == "JSON"])
-def test_a_validator_meets_no_value_that_it_raises_for(schema: Any) -> None:
-    made = decoder(schema, validate=True)
-    converted = made.decode(pa.array(JSON_DOCUMENTS, pa.binary()), 0)
-    converted.values.validate(full=True)
-    assert len(converted.values) == len(JSON_DOCUMENTS)
 
 
 # -- the options for bad records

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
@@ -46,6 +45,7 @@ from deltalake import DeltaTable, write_deltalake
 from kafka_eos_source.sinks import delta as module
 from kafka_eos_source.sinks.delta import DeltaSink
 from kafka_eos_source.sinks.delta_files import Folder, statistics
+from tests.sinks.table_format_kit import TableFormatKit, die, no_parts
 
 
 @dataclass
@@ -73,6 +73,12 @@ class Lake:
             in_process=True,
         )
 
+    def create(self, schema: pa.Schema) -> object:
+        return DeltaTable.create(self.path, schema)
+
+    def file_of(self, staged: Any) -> Path:
+        return Path(self.path, staged.files[0].path)
+
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
@@ -94,6 +100,10 @@ class TestDelta(SinkConformance):
     @pytest.fixture
     def system(self, lake: Lake) -> System:
         return lake.system()
+
+
+class TestTable(TableFormatKit):
+    """What both table formats promise."""
 
 
 def every_type() -> pa.Table:
@@ -205,23 +215,6 @@ def test_a_batch_before_the_last_one_is_found_as_committed(lake: Lake) -> None:
     assert len(lake.visible()) == 2 * ROWS.num_rows
 
 
-def test_a_kill_between_version_and_note_is_recovered(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    txn = new_txn()
-    with opened(lake.system()) as sink:
-        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
-        with monkeypatch.context() as patch:
-            patch.setattr(NotesFolder, "remove", _die)
-            with pytest.raises(KeyboardInterrupt):
-                sink.commit(txn, deadline())
-    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
-    assert store.names() == [str(txn)]
-    with opened(lake.system()) as sink:
-        assert list(sink.recover(deadline())) == []
-        assert sink.commit(txn, deadline()) == OK
-    assert store.names() == []
-    assert len(lake.visible()) == ROWS.num_rows
-
-
 def test_a_batch_is_known_although_another_region_committed_and_the_table_was_compacted(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +229,7 @@ def test_a_batch_is_known_although_another_region_committed_and_the_table_was_co
         sink.check(ROWS.schema, deadline())
         assert sink.prepare(txn, stage(sink, ROWS.slice(0, 2)), deadline()) == OK
         with monkeypatch.context() as patch:
-            patch.setattr(NotesFolder, "remove", _die)
+            patch.setattr(NotesFolder, "remove", die)
             with pytest.raises(KeyboardInterrupt):
                 sink.commit(txn, deadline())
     with opened(lake.system(), cluster_id=OTHER_CLUSTER_ID) as sink:
@@ -321,59 +314,6 @@ def test_a_commit_with_a_lost_answer_is_found_at_the_next_try(
     assert len(lake.visible()) == ROWS.num_rows
 
 
-@pytest.mark.parametrize("damage", ["deleted", "cut short"])
-def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake, damage: str) -> None:
-    """VACUUM may delete such files. A version that refers to a missing file fails every reader."""
-    lake.write_batch(ROWS, 1)
-    txn = new_txn(2)
-    with opened(lake.system()) as sink:
-        staged = stage(sink, ROWS)
-        assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(lake.path, staged.receipts[0].files[0].path)
-        whole = file.read_bytes()
-        file.unlink() if damage == "deleted" else file.write_bytes(whole[:-1])
-        outcome = sink.commit(txn, deadline())
-        assert isinstance(outcome, Fatal)
-        assert file.name in outcome.why
-        assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
-        assert list(sink.recover(deadline())) == [txn], "what is left is not forgotten"
-        file.write_bytes(whole)  # the operator restores it
-        assert sink.commit(txn, deadline()) == OK
-    assert len(lake.visible()) == 2 * ROWS.num_rows
-
-
-def test_many_queries_write_one_table(lake: Lake) -> None:
-    rows, txns = ROWS.slice(0, 2), [new_txn(3, f"query{n}") for n in range(4)]
-    for txn in txns:
-        with opened(lake.system(), txn.application_id) as sink:
-            assert sink.prepare(txn, stage(sink, rows, 3), deadline()) == OK
-    outcomes = []
-
-    def commit(txn: SinkTxn) -> None:
-        with opened(lake.system(), txn.application_id) as sink:
-            outcomes.append(sink.commit(txn, deadline()))
-
-    threads = [threading.Thread(target=commit, args=(txn,)) for txn in txns]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert outcomes == [OK] * 4
-    assert len(lake.visible()) == 4 * 2
-
-
-def test_new_columns_fail_or_are_added(lake: Lake) -> None:
-    lake.write_batch(ROWS, 1)
-    wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
-    with pytest.raises(InvalidSchemaError, match="note"):
-        lake.write_batch(wider, 2)
-    assert len(lake.visible()) == ROWS.num_rows
-    lake.write_batch(wider, 2, schema_evolution="add")
-    lake.write_batch(ROWS.select(["name", "id"]), 3)  # missing columns are null; the order does not matter
-    notes = [row["note"] for row in lake.visible()]
-    assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
-
-
 def test_narrow_values_are_widened_and_wide_values_are_refused(lake: Lake) -> None:
     lake.write_batch(pa.table({"id": pa.array([2**40], pa.int64()), "x": pa.array([1.5], pa.float64())}), 1)
     lake.write_batch(pa.table({"id": pa.array([1], pa.int32()), "x": pa.array([0.5], pa.float32())}), 2)
@@ -381,18 +321,6 @@ def test_narrow_values_are_widened_and_wide_values_are_refused(lake: Lake) -> No
     for rows in (pa.table({"id": ["1"]}), pa.table({"x": pa.array([1], pa.int64())})):
         with pytest.raises(InvalidSchemaError, match=f"'{rows.schema.names[0]}' is"):
             lake.write_batch(rows, 3, schema_evolution="add")
-
-
-def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
-    DeltaTable.create(
-        lake.path, pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-    )
-    lake.write_batch(ROWS.select(["id", "name"]))
-    with pytest.raises(InvalidRecordError, match="'id' is null"):
-        lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
-    with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
-        lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
-    assert len(lake.visible()) == ROWS.num_rows
 
 
 @pytest.mark.parametrize(
@@ -448,33 +376,6 @@ def test_a_batch_whose_table_was_recreated_is_refused(lake: Lake, when: str) -> 
     assert len(lake.visible()) == 1
 
 
-def test_a_missing_data_file_fails_the_batch_before_kafka_commits(lake: Lake) -> None:
-    with opened(lake.system()) as sink:
-        staged = stage(sink, ROWS)
-        path = staged.receipts[0].files[0].path
-        (lake.folder / "orders" / path).unlink()
-        outcome = sink.prepare(new_txn(), staged, deadline())
-    assert isinstance(outcome, Fatal)
-    assert path in outcome.why
-
-
-def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(lake: Lake) -> None:
-    rows = pa.table({"id": range(300_000)})
-    with opened(lake.system(buffer_bytes=1 << 20)) as sink:
-        for end in ("finish", "discard"):
-            to = sink.stage(StageContext(1, uuid.uuid4().hex, rows.schema, _no_parts))
-            for batch in rows.to_batches(max_chunksize=50_000):
-                to.write(batch)
-            written = list((lake.folder / "orders").glob("*.parquet"))
-            if end == "finish":
-                staged = to.finish()
-                assert [each.rows for each in staged.files] == [150_000, 150_000]
-            else:
-                assert len(written) == 2 + 2
-                to.discard()
-                assert len(list((lake.folder / "orders").glob("*.parquet"))) == 2
-
-
 def test_files_of_a_table_in_an_object_store_are_written_through_it(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +390,7 @@ def test_files_of_a_table_in_an_object_store_are_written_through_it(
     lake.write_batch(ROWS, partition_by=("name",))
     assert sorted(row["id"] for row in lake.visible()) == sorted(ROWS["id"].to_pylist())
     with opened(lake.system()) as sink:
-        to = sink.stage(StageContext(1, uuid.uuid4().hex, ROWS.schema, _no_parts))
+        to = sink.stage(StageContext(1, uuid.uuid4().hex, ROWS.schema, no_parts))
         to.write(ROWS.to_batches()[0])
         before = set((lake.folder / "orders").glob("*.parquet"))
         to.finish()
@@ -546,11 +447,3 @@ sink = DeltaSink(path)
 sink.open(SinkContext(txn.sink, txn.application_id, cluster_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """
-
-
-def _die(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _no_parts() -> Any:
-    raise AssertionError("this sink stages rows itself")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     SinkRetryableError,
 )
@@ -46,6 +43,7 @@ from pyiceberg.types import LongType
 
 from kafka_eos_source.sinks import iceberg as module
 from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy, partition_by
+from tests.sinks.table_format_kit import TableFormatKit
 
 NAME = "lake.orders"
 
@@ -80,6 +78,14 @@ class Lake:
             lambda: self.sink(**options), self.visible, store=str(self.folder / "checkpoint"), rows=rows
         )
 
+    def create(self, schema: pa.Schema) -> object:
+        catalog = load_catalog("default", **self.catalog)
+        catalog.create_namespace("lake")
+        return catalog.create_table(NAME, schema)
+
+    def file_of(self, staged: Any) -> Path:
+        return Path(urlsplit(staged.files[0]["path"]).path)
+
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> None:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
@@ -100,6 +106,10 @@ class TestIceberg(SinkConformance):
     @pytest.fixture
     def system(self, lake: Lake) -> System:
         return lake.system()
+
+
+class TestTable(TableFormatKit):
+    """What both table formats promise."""
 
 
 def test_rows_of_every_type_are_written_to_their_partition(lake: Lake) -> None:
@@ -165,23 +175,6 @@ def test_the_snapshot_names_the_batch_and_a_table_property_outlives_it(lake: Lak
     assert len(lake.visible()) == ROWS.num_rows + 1
 
 
-def test_a_kill_between_snapshot_and_note_is_recovered(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    txn = new_txn()
-    with opened(lake.system()) as sink:
-        assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
-        with monkeypatch.context() as patch:
-            patch.setattr(NotesFolder, "remove", _die)
-            with pytest.raises(KeyboardInterrupt):
-                sink.commit(txn, deadline())
-    store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
-    assert store.names() == [str(txn)]
-    with opened(lake.system()) as sink:
-        assert list(sink.recover(deadline())) == []
-        assert sink.commit(txn, deadline()) == OK
-    assert store.names() == []
-    assert len(lake.visible()) == ROWS.num_rows
-
-
 def test_a_commit_with_a_lost_answer_is_found_at_the_next_try(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,38 +205,6 @@ def test_a_concurrent_commit_of_another_writer_is_kept(lake: Lake, monkeypatch: 
     assert len(tries) == 3
     assert len(lake.visible()) == ROWS.num_rows + 2
     assert len(lake.table().snapshots()) == 3
-
-
-def test_many_queries_write_one_table(lake: Lake) -> None:
-    rows, txns = ROWS.slice(0, 2), [new_txn(3, f"query{n}") for n in range(3)]
-    for txn in txns:
-        with opened(lake.system(), txn.application_id) as sink:
-            assert sink.prepare(txn, stage(sink, rows, 3), deadline()) == OK
-    outcomes = []
-
-    def commit(txn: Any) -> None:
-        with opened(lake.system(), txn.application_id) as sink:
-            outcomes.append(sink.commit(txn, deadline()))
-
-    threads = [threading.Thread(target=commit, args=(txn,)) for txn in txns]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert outcomes == [OK] * 3
-    assert len(lake.visible()) == 3 * 2
-
-
-def test_new_columns_fail_or_are_added(lake: Lake) -> None:
-    lake.write_batch(ROWS, 1)
-    wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
-    with pytest.raises(InvalidSchemaError, match="note"):
-        lake.write_batch(wider, 2)
-    assert len(lake.visible()) == ROWS.num_rows
-    lake.write_batch(wider, 2, schema_evolution="add")
-    lake.write_batch(ROWS.select(["name", "id"]), 3)  # missing columns are null; the order does not matter
-    notes = [row["note"] for row in lake.visible()]
-    assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
 
 def test_columns_are_added_although_another_writer_adds_rows_meanwhile(
@@ -282,20 +243,6 @@ def test_columns_are_widened_and_never_narrowed(lake: Lake) -> None:
     text = pa.table({"id": ["x"]})
     with pytest.raises(InvalidSchemaError, match="cannot be evolved"):
         lake.write_batch(text, 4, schema_evolution="add")
-
-
-def test_a_required_column_takes_rows_that_have_it(lake: Lake) -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
-    catalog = load_catalog("default", **lake.catalog)
-    catalog.create_namespace("lake")
-    catalog.create_table(NAME, schema)
-    lake.write_batch(ROWS.select(["id", "name"]))
-    assert len(lake.visible()) == ROWS.num_rows
-    with pytest.raises(InvalidRecordError, match="'id' is null"):
-        lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
-    with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
-        lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
-    assert len(lake.visible()) == ROWS.num_rows
 
 
 def test_a_type_that_does_not_fit_its_column_is_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,60 +326,10 @@ def test_a_widened_partition_column_does_not_fail_a_batch(lake: Lake) -> None:
     assert sorted(row["id"] for row in lake.visible()) == [1, 2]
 
 
-def test_a_data_file_that_vanished_after_prepare_is_never_committed(lake: Lake) -> None:
-    """The removal of orphan files may delete it, and a snapshot with a missing file fails every reader."""
-    lake.write_batch(ROWS, 1)
-    txn = new_txn(2)
-    with opened(lake.system()) as sink:
-        staged = stage(sink, ROWS)
-        assert sink.prepare(txn, staged, deadline()) == OK
-        file = Path(urlsplit(staged.receipts[0].files[0]["path"]).path)
-        whole = file.read_bytes()
-        file.unlink()
-        outcome = sink.commit(txn, deadline())
-        assert isinstance(outcome, Fatal)
-        assert file.name in outcome.why
-        assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
-        assert list(sink.recover(deadline())) == [txn]
-        file.write_bytes(whole)  # the operator restores it
-        assert sink.commit(txn, deadline()) == OK
-    assert len(lake.visible()) == 2 * ROWS.num_rows
-
-
 _MERGE = {
     "false": {},
     "true": {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"},
 }
-
-
-def test_a_missing_data_file_fails_the_batch_before_kafka_commits(lake: Lake) -> None:
-    with opened(lake.system()) as sink:
-        staged = stage(sink, ROWS)
-        path = staged.receipts[0].files[0]["path"]
-        Path(path.removeprefix("file://")).unlink()
-        outcome = sink.prepare(new_txn(), staged, deadline())
-    assert isinstance(outcome, Fatal)
-    assert path in outcome.why
-
-
-def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(lake: Lake) -> None:
-    from kafka_eos_source.sinks.contract import StageContext
-
-    rows = pa.table({"id": range(300_000)})
-    with opened(lake.system(buffer_bytes=1 << 20)) as sink:
-        for end in ("finish", "discard"):
-            to = sink.stage(StageContext(1, uuid.uuid4().hex, rows.schema, _no_parts))
-            for batch in rows.to_batches(max_chunksize=50_000):
-                to.write(batch)
-            written = list((lake.folder / "warehouse").rglob("*.parquet"))
-            if end == "finish":
-                staged = to.finish()
-                assert len(staged.files) == 2
-                assert sum(each["rows"] for each in staged.files) == rows.num_rows
-            else:
-                assert len(written) == 2 + 2
-                to.discard()
-                assert len(list((lake.folder / "warehouse").rglob("*.parquet"))) == 2
 
 
 def test_all_options_are_parsed() -> None:
@@ -486,14 +383,6 @@ def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:
     sink.open(SinkContext("w", "app", "cluster", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
         sink.check(ROWS.schema, deadline())
-
-
-def _die(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def _no_parts() -> Any:
-    raise AssertionError("this sink stages rows itself")
 
 
 def _conflict() -> None:

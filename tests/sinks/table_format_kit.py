@@ -1,0 +1,149 @@
+"""What Delta and Iceberg tables have in common, as tests of a fixture ``lake``."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, Stage, StageContext
+from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.testing.sinks import ROWS, Rows, System, deadline, new_txn, opened, stage
+
+
+class Lake(Protocol):
+    """A table in a local folder, and factories of sinks for it."""
+
+    folder: Path
+
+    def visible(self) -> Rows: ...
+    def system(self, **options: Any) -> System: ...
+    def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> object: ...
+    def create(self, schema: pa.Schema) -> object: ...
+    def file_of(self, staged: Any) -> Path:
+        """Returns the first data file of a receipt."""
+
+
+def die(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def no_parts() -> Stage:
+    raise AssertionError("the sink stages by itself")
+
+
+class TableFormatKit:
+    def test_a_kill_between_commit_and_note_is_recovered(
+        self, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        txn = new_txn()
+        with opened(lake.system()) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+            with monkeypatch.context() as patch:
+                patch.setattr(NotesFolder, "remove", die)
+                with pytest.raises(KeyboardInterrupt):
+                    sink.commit(txn, deadline())
+        store = NotesFolder(str(lake.folder / "checkpoint" / "conformance"))
+        assert store.names() == [str(txn)]
+        with opened(lake.system()) as sink:
+            assert list(sink.recover(deadline())) == []
+            assert sink.commit(txn, deadline()) == OK
+        assert store.names() == []
+        assert len(lake.visible()) == ROWS.num_rows
+
+    @pytest.mark.parametrize("damage", ["deleted", "shortened"])
+    def test_a_data_file_that_vanished_after_prepare_is_never_committed(
+        self, lake: Lake, damage: str
+    ) -> None:
+        """A clean-up may delete such files. A version that refers to a missing file fails every reader."""
+        lake.write_batch(ROWS, 1)
+        txn = new_txn(2)
+        with opened(lake.system()) as sink:
+            staged = stage(sink, ROWS)
+            assert sink.prepare(txn, staged, deadline()) == OK
+            file = lake.file_of(staged.receipts[0])
+            whole = file.read_bytes()
+            file.unlink() if damage == "deleted" else file.write_bytes(whole[:-1])
+            outcome = sink.commit(txn, deadline())
+            assert isinstance(outcome, Fatal)
+            assert file.name in outcome.why
+            assert len(lake.visible()) == ROWS.num_rows, "the table is as it was"
+            assert list(sink.recover(deadline())) == [txn], "what is left is not forgotten"
+            file.write_bytes(whole)  # the operator restores it
+            assert sink.commit(txn, deadline()) == OK
+        assert len(lake.visible()) == 2 * ROWS.num_rows
+
+    def test_a_missing_data_file_fails_the_batch_before_kafka_commits(self, lake: Lake) -> None:
+        with opened(lake.system()) as sink:
+            staged = stage(sink, ROWS)
+            file = lake.file_of(staged.receipts[0])
+            file.unlink()
+            outcome = sink.prepare(new_txn(), staged, deadline())
+        assert isinstance(outcome, Fatal)
+        assert file.name in outcome.why
+
+    def test_many_queries_write_one_table(self, lake: Lake) -> None:
+        rows, txns = ROWS.slice(0, 2), [new_txn(3, f"query{n}") for n in range(4)]
+        for txn in txns:
+            with opened(lake.system(), txn.application_id) as sink:
+                assert sink.prepare(txn, stage(sink, rows, 3), deadline()) == OK
+        outcomes = []
+
+        def commit(txn: SinkTxn) -> None:
+            with opened(lake.system(), txn.application_id) as sink:
+                outcomes.append(sink.commit(txn, deadline()))
+
+        threads = [threading.Thread(target=commit, args=(txn,)) for txn in txns]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert outcomes == [OK] * 4
+        assert len(lake.visible()) == 4 * 2
+
+    def test_new_columns_fail_or_are_added(self, lake: Lake) -> None:
+        lake.write_batch(ROWS, 1)
+        wider = ROWS.append_column("note", pa.array(["n"] * ROWS.num_rows))
+        with pytest.raises(InvalidSchemaError, match="note"):
+            lake.write_batch(wider, 2)
+        assert len(lake.visible()) == ROWS.num_rows
+        lake.write_batch(wider, 2, schema_evolution="add")
+        lake.write_batch(
+            ROWS.select(["name", "id"]), 3
+        )  # missing columns are null; the order does not matter
+        notes = [row["note"] for row in lake.visible()]
+        assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
+
+    def test_a_required_column_takes_rows_that_have_it(self, lake: Lake) -> None:
+        lake.create(pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())]))
+        lake.write_batch(ROWS.select(["id", "name"]))
+        with pytest.raises(InvalidRecordError, match="'id' is null"):
+            lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
+        with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
+            lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
+        assert len(lake.visible()) == ROWS.num_rows
+
+    def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(
+        self, lake: Lake
+    ) -> None:
+        rows = pa.table({"id": range(300_000)})
+        with opened(lake.system(buffer_bytes=1 << 20)) as sink:
+            for end in ("finish", "discard"):
+                to = sink.stage(StageContext(1, uuid.uuid4().hex, rows.schema, no_parts))
+                for batch in rows.to_batches(max_chunksize=50_000):
+                    to.write(batch)
+                if end == "finish":
+                    folder = lake.file_of(staged := to.finish()).parent
+                    written = list(folder.glob("*.parquet"))
+                    assert len(staged.files) == len(written) == 2
+                    assert sum(pq.read_metadata(each).num_rows for each in written) == rows.num_rows
+                else:
+                    assert len(list(folder.glob("*.parquet"))) == 2 + 2
+                    to.discard()
+                    assert sorted(folder.glob("*.parquet")) == sorted(written)
