@@ -18,6 +18,7 @@ from kafka_eos_source.demo.flights import STATUSES
 from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.kafka.playground import Watch
+from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
@@ -122,7 +123,7 @@ class Run:
         self._began = time.monotonic()
         self._topics = Watch(
             spec.bootstrap_servers,
-            spec.application_id,
+            group_of(spec.application_id),
             {spec.source: SOURCE_PARTITIONS},
             output_topics(spec.outputs[AT_LEAST_ONCE]) if AT_LEAST_ONCE in spec.outputs else {},
         )
