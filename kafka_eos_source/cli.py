@@ -22,7 +22,6 @@ from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError
 from kafka_eos_source.operate import (
     dead_letter_commands,
     query_commands,
-    records,
     rights,
     sinks,
     state_commands,
@@ -214,7 +213,7 @@ for _each in (
     sinks.sinks,
     token_topics.group,
     dead_letter_commands.group,
-    records.partition_counts,
+    topics.topics,
     topics.produce,
     topics.tail,
     topics.lag,
