@@ -17,16 +17,16 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SECONDS)]
 #: Uses each library, and prints from where the package and its libraries were imported.
 _PROGRAM = """
 import json, kafka_eos_source
-from kafka_eos_source.native import loader
+from kafka_eos_source import native
 from kafka_eos_source.registry.avro import encoder
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.stage.files import crc32c
 import pyarrow as pa
-loader.check()
+native.check()
 assert crc32c(b"123456789") == 0xE3069283
 encoded = encoder(Schema("AVRO", '"string"'), pa.string()).encode(pa.array(["x"]), b"")
 assert encoded.values.to_pylist() == [b"\\2x"]
-print(json.dumps([kafka_eos_source.__file__, *(loader.load(name)._name for name in loader.VERSIONS)]))
+print(json.dumps([kafka_eos_source.__file__, *(native.load(name)._name for name in native.VERSIONS)]))
 """
 
 

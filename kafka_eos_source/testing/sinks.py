@@ -284,16 +284,21 @@ class SinkKills:
 
 
 def _watched(sink: TwoPhaseSink) -> list[str]:
-    """Returns the sink's own files: module, package, modules of base classes, notes folder."""
+    """Returns the sink's own files: module, package, modules of base classes, notes folder.
+
+    The sinks of this project share a package. Of these, the modules count whose names begin like the sink's.
+    """
     file = inspect.getfile(type(sink))
     folder = os.path.dirname(file)
-    package = os.path.exists(os.path.join(folder, "__init__.py"))
+    is_ours = folder == os.path.dirname(inspect.getfile(manifest))
+    package = os.path.exists(os.path.join(folder, "__init__.py")) and not is_ours
     bases = [
         inspect.getfile(each)
         for each in type(sink).__mro__
         if issubclass(each, TwoPhaseSink) and each is not TwoPhaseSink
     ]
-    return [folder + os.sep if package else file, inspect.getfile(manifest), *bases]
+    own = folder + os.sep if package else file.removesuffix(".py") if is_ours else file
+    return [own, inspect.getfile(manifest), *bases]
 
 
 # -- all tests -------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from kafka_eos_source.observe.source import with_figures
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.protocol.offset_log import SourcePosition
 from tests.observe.figures_kit import BATCH, DONE, LAST, NOW, T0, WAITING, batch, journal, seen
-from tests.observe.test_journal import shared  # noqa: F401
 
 SECONDS = 60
 

@@ -204,11 +204,7 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
     assert server.requests[-1][2]["Authorization"].startswith("Basic ")
     registry(server, **{"bearer.auth.token": "t0ken"}).by_id(number)
     assert server.requests[-1][2]["Authorization"] == "Bearer t0ken"
-    client = "kafka_eos_source.kafka.schema_registry.version"
-    for version, pool in (("2.14.1", ""), ("2.15.0rc1", None)):
-        monkeypatch.setattr(client, lambda _, version=version: version)
-        registry(server, **{"bearer.auth.token": "t0ken"}).by_id(number)
-        assert server.requests[-1][2].get("Confluent-Identity-Pool-Id") == pool
+    assert "Confluent-Identity-Pool-Id" not in server.requests[-1][2]
     monkeypatch.setenv("REGISTRY_LOGIN", "eve:from-environment")
     registry(server, **{"basic.auth.user.info.env": "REGISTRY_LOGIN"}).by_id(number)
     assert server.requests[-1][2]["Authorization"].startswith("Basic ")

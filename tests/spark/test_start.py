@@ -33,12 +33,12 @@ source = KafkaEosDataSource({_OPTIONS!r})
 pickle.dumps(source.streamReader(source.schema()))
 """
 _PLAN_WRITE = """
-from kafka_eos_source.commit import direct
+from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.datasource import writer
 """
 _CLIENTS = """
-from kafka_eos_source.kafka import consumer, producer
+from kafka_eos_source.kafka import fetch, producer
 from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
@@ -133,7 +133,7 @@ assert "kafka.producer" in sys.modules
 
 
 def test_kafka_python_that_was_imported_before_stays_as_it_is(tmp_path: Path) -> None:
-    imported("import kafka, sys; from kafka_eos_source.kafka import wire; kafka.KafkaProducer", tmp_path)
+    imported("import kafka, sys; from kafka_eos_source.kafka import fetch; kafka.KafkaProducer", tmp_path)
 
 
 def test_a_kafka_python_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
