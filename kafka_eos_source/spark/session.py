@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
-from kafka_eos_source.runtime import logs
 from kafka_eos_source.spark import class_archive
 
 if TYPE_CHECKING:
@@ -183,20 +182,17 @@ _OWN_OPTIONS = (_JVM_OPTIONS, "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS", "JAVA_T
 def quiet_logs() -> None:
     """Shows only errors, and warnings that need action, in a notebook or shell.
 
-    Call it before the session starts: ``quiet_logs()``, then ``SparkSession.builder…``. It hides
+    Call it before the session starts: ``quiet_logs()``, then ``SparkSession.builder…``. It hides Spark's
+    other warnings, the lines that Spark prints when it starts, and its console progress bars.
 
-    - Spark's other warnings, the lines that Spark prints when it starts, and its console progress bars;
-    - the warnings (``%4|…``) and notices of librdkafka.
-
-    Errors of Spark and librdkafka stay visible, and so do all warnings of this package. Spark's warnings stay
-    visible if a person has to act on them: no executor accepts tasks, batches take longer than the trigger
-    interval, a setting is ignored, Spark's own Kafka source lost data.
+    Errors stay visible, and so do all warnings of this package. Spark's warnings stay visible if a person has
+    to act on them: no executor accepts tasks, batches take longer than the trigger interval, a setting is
+    ignored, Spark's own Kafka source lost data.
 
     If a session runs already, only the warnings of its JVM are hidden. A Log4j configuration of your own
     (``log4j2.properties`` in Spark's configuration folder, or ``-Dlog4j2.configurationFile``) is left as it
     is. The log of executors and of a Spark Connect server on other hosts does not change.
     """
-    os.environ.setdefault(logs.LEVEL_VARIABLE, logs.ERRORS)
     if _has_own_configuration():
         return
     options = ["-Dspark.ui.showConsoleProgress=false", f"-Dlog4j2.configurationFile={CONFIGURATION.as_uri()}"]

@@ -102,7 +102,7 @@ class RecordingClients:
 
 
 class WatchedProducer:
-    """A `WireProducer` that records the calls made to it."""
+    """A `TransactionalProducer` that records the calls made to it."""
 
     def __init__(self, producer: TransactionalProducer, kafka: RecordingClients) -> None:
         self._producer = producer

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_eos_source.registry import avro
-from kafka_eos_source.registry.avro import AvroDecoder, arrow_type
+from kafka_eos_source.registry.avro import AvroDecoder, arrow_type, kernel
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_schema import parse
 from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices, zigzag
@@ -38,7 +37,7 @@ def decode(
     writer: Schema, messages: Sequence[bytes | None], reader: Schema | None = None, start: int = 0
 ) -> Converted:
     program = compile_program(parse(writer), parse(reader or writer))
-    made = AvroDecoder(program, avro()).decode(pa.array(messages, pa.binary()), start)
+    made = AvroDecoder(program, kernel()).decode(pa.array(messages, pa.binary()), start)
     made.values.validate(full=True)
     return made
 
@@ -279,9 +278,9 @@ def test_slices_and_large_binary_and_chunks() -> None:
     program = compile_program(parse(schema_of("int")), parse(schema_of("int")))
     messages = pa.array([b"?", b"\2", None, b"\4", b"?"])
     for column in (messages, messages.cast(pa.large_binary()), pa.chunked_array([messages])):
-        made = AvroDecoder(program, avro()).decode(column.slice(1, 3), 0)
+        made = AvroDecoder(program, kernel()).decode(column.slice(1, 3), 0)
         assert made == Converted(pa.array([1, None, 2], pa.int32()), {})
-    assert len(AvroDecoder(program, avro()).decode(pa.array([], pa.binary()), 5).values) == 0
+    assert len(AvroDecoder(program, kernel()).decode(pa.array([], pa.binary()), 5).values) == 0
 
 
 def test_a_small_payload_that_wants_much_memory() -> None:
@@ -294,7 +293,7 @@ def test_a_small_payload_that_wants_much_memory() -> None:
         parse(schema_of({"type": "array", "items": item})), parse(schema_of({"type": "array", "items": wide}))
     )
     payload = b"\x80\x80\x20" + b"\2" * (1 << 18) + b"\0"
-    decode = AvroDecoder(program, avro()).decode
+    decode = AvroDecoder(program, kernel()).decode
     first, second, last = slices(
         lambda column: decode(column, 0), pa.array([b"\2\2\0", payload, b"\2\4\0"]), "decoded"
     )

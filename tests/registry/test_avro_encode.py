@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry import avro
-from kafka_eos_source.registry.avro import AvroEncoder, arrow_type, encoder, schema_for
+from kafka_eos_source.registry.avro import AvroEncoder, arrow_type, encoder, kernel, schema_for
 from kafka_eos_source.registry.avro_encode import compile_encoder
 from kafka_eos_source.registry.avro_schema import parse
 from kafka_eos_source.registry.codec import Converted
@@ -29,7 +28,7 @@ from tests.registry.test_avro_decode import decode, numbers, record
 
 def encode(schema: Any, column: pa.Array, prefix: bytes = b"") -> Converted:
     program = compile_encoder(parse(schema_of(schema)), column.type)
-    made = AvroEncoder(program, avro()).encode(column, prefix)
+    made = AvroEncoder(program, kernel()).encode(column, prefix)
     made.values.validate(full=True)
     return made
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 from kafka_eos_source import local_checkpoints, quiet_logs
-from kafka_eos_source.kafka import admin_client
-from kafka_eos_source.runtime import logs
-from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.secrets import MASK, Secrets
 from kafka_eos_source.spark import session
 from kafka_eos_source.spark.session import (
     ADAPTIVE_SETTING,
@@ -85,19 +78,12 @@ def test_the_recommended_setting_for_small_rows_is_one_of_those() -> None:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*session._OWN_OPTIONS, "SPARK_HOME", logs.LEVEL_VARIABLE):
+    for name in (*session._OWN_OPTIONS, "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(name, "")  # so that monkeypatch also removes what the function sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     monkeypatch.setattr(session, "_running_jvm", lambda: None)
-
-
-def made(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the properties that a Kafka client gets."""
-    found = admin_client.make(dict, config)
-    del found["logger"]
-    return found
 
 
 def test_spark_starts_with_the_quiet_configuration_and_keeps_the_options_of_the_user(
@@ -141,96 +127,6 @@ def test_a_log4j_file_in_sparks_home_is_respected(tmp_path: Path, monkeypatch: p
     (tmp_path / "conf" / "log4j2.xml").touch()
     quiet_logs()
     assert "SPARK_SUBMIT_OPTS" not in os.environ
-
-
-def test_kafka_clients_print_errors_only_after_the_call() -> None:
-    assert made({"client.id": "x"}) == {"client.id": "x"}
-    quiet_logs()
-    assert made({"client.id": "x"}) == {"client.id": "x", "log_level": logs.ERRORS}
-
-
-def test_the_level_that_the_user_sets_for_a_client_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(logs.LEVEL_VARIABLE, "6")
-    quiet_logs()
-    assert os.environ[logs.LEVEL_VARIABLE] == "6"
-    assert made({"log_level": "7"})["log_level"] == "7"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def refused(client: int, port: int, ms: int) -> str:
-    """A line of librdkafka, as it is logged for each attempt to connect."""
-    address = f"127.0.0.1:{port}/bootstrap"
-    return (
-        f"FAIL [rdkafka#producer-{client}] [thrd:{address}]: {address}: Connect to ipv4#127.0.0.1:{port} "
-        f"failed: Connection refused (after {ms}ms in state CONNECT"
-        f"{', 1 identical error(s) suppressed' if ms else ''})"
-    )
-
-
-def test_a_line_that_repeats_is_logged_once_and_later_with_a_count() -> None:
-    repeats = logs.Repeats(clock := Clock())
-    logged = []
-    for attempt in range(773):  # in 43 s, by two clients in turn
-        clock.now = attempt / 18
-        logged.append(repeats.reduced(refused(attempt % 2, 19092, attempt % 3)))
-    first, second = [line for line in logged if line is not None]
-    assert first == logged[0] == refused(0, 19092, 0)
-    assert second is not None
-    assert second.startswith(refused(0, 19092, 0)[:40])
-    assert second.endswith("(540 times in the last 30 s)")
-
-
-def test_no_line_about_another_cause_is_lost() -> None:
-    repeats = logs.Repeats(Clock())
-    for _ in range(3):
-        lines = [repeats.reduced(refused(1, port, 0)) for port in range(50)]
-        lines.append(repeats.reduced("FAIL [rdkafka#producer-1] [thrd:b]: b: Authentication failed"))
-    assert lines == [None] * 51
-    repeats = logs.Repeats(Clock())
-    assert None not in [repeats.reduced(refused(1, port, 0)) for port in range(1000)]
-
-
-def test_the_state_in_which_a_connection_failed_is_part_of_its_line() -> None:
-    repeats = logs.Repeats(Clock())
-    for state in ("CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY", "AUTH_REQ"):
-        line = "FAIL [rdkafka#producer-1] [thrd:b]: b: Connection closed (after %sms in state " + state + ")"
-        assert repeats.reduced(line % 7) is not None
-        assert repeats.reduced(line % 5001) is None
-
-
-def test_a_line_that_comes_back_much_later_is_logged_as_it_is() -> None:
-    repeats = logs.Repeats(clock := Clock())
-    assert repeats.reduced("it failed") == "it failed"
-    clock.now = 3600.0
-    assert repeats.reduced("it failed") == "it failed"
-
-
-@pytest.mark.parametrize("kind", [Producer, Consumer, AdminClient])
-def test_what_librdkafka_logs_has_no_secrets_and_no_repetitions(
-    kind: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "_repeats", logs.Repeats())
-    with socket.socket() as refusing:
-        refusing.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{refusing.getsockname()[1]}"
-        config = {"bootstrap.servers": address, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 1}
-        client: Any = admin_client.make(kind, {**config, "group.id": "g"} if kind is Consumer else config)
-        deadline = Deadline.after_seconds(30)
-        while "Connection refused" not in caplog.text:
-            assert not deadline.expired
-            client.poll(0.1)
-        client.poll(0.5)
-    assert caplog.text.count("Connection refused") == 1
-    logs.ClientLog(Secrets.of({"sasl.password": "swordfish"}).hide).log(30, "%s: %s", "a", "swordfish")
-    assert "swordfish" not in caplog.text
-    assert f"a: {MASK}" in caplog.text
 
 
 def test_warnings_that_need_action_stay_visible() -> None:
