@@ -331,7 +331,7 @@ def progress_of(report: ShardReport) -> ShardProgress:
 
 
 class Producer(Protocol):
-    """What a commit uses of a client that writes transactions (`kafka.wire.producer`)."""
+    """What a commit uses of a client that writes transactions (`kafka.producer`)."""
 
     enqueued: int
 
@@ -361,7 +361,7 @@ class Producer(Protocol):
 
 
 class TokenRecords(Protocol):
-    """The token topic of a query (`kafka.token_topic_reader.TopicRecords`)."""
+    """The token topic of a query (`kafka.token_topic.TopicRecords`)."""
 
     @property
     def name(self) -> str:
@@ -375,7 +375,7 @@ class TokenRecords(Protocol):
         """Returns the partition that holds the record of a query."""
 
     def last(self, application_id: str, deadline: Deadline, *, certain: bool) -> TokenRecord | None:
-        """Returns the newest record of a query (`kafka.token_topic_reader.last`)."""
+        """Returns the newest record of a query (`kafka.token_topic.last`)."""
 
 
 class Clients(Protocol):
@@ -406,10 +406,10 @@ class Clients(Protocol):
         """
 
     def changelog_tail(self, tp: TopicPartition, start: int, deadline: Deadline) -> Tail:
-        """Returns what a changelog partition holds from an offset on (`state.changelog.committed`)."""
+        """Returns what a changelog partition holds from an offset on (`state.changelog.topic`)."""
 
     def token_records(self, name: str, deadline: Deadline) -> TokenRecords:
-        """Checks the token topic and returns it (`kafka.token_topic_reader.TopicRecords.checked`)."""
+        """Checks the token topic and returns it (`kafka.token_topic.TopicRecords.checked`)."""
 
 
 class StagedBatch(Protocol):

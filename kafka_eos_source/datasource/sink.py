@@ -4,7 +4,7 @@ Usually the tasks that write stage the rows. With ``write=`` of `map_in_read`, t
 driver's planning process makes the sink and pickles it to them, as Spark does with the writer of other
 queries. Each of them stages its rows and yields one row: its *report*, which contains the commit message that
 a task of the sink would otherwise send. The tasks of the sink only collect these reports, and the commit
-checks that none is missing or doubled (`commit.staged_reads`).
+checks that none is missing or doubled (`commit.report_checks`).
 
 No task contacts a broker, so code that only the driver needs is imported inside the functions that use it.
 """

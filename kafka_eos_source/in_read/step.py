@@ -2,7 +2,7 @@
 
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 *Packed frames* avoid that for rows that Spark itself does not process: the rows travel to the sink in packed
-batches, many in one Spark row. These batches, messages of `protocol.packed_batches`, are in the column
+batches, many in one Spark row. These batches, messages of `protocol.packing`, are in the column
 `PACKED`, whose metadata contains the schema of the rows.
 """
 

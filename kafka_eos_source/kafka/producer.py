@@ -315,7 +315,7 @@ class RecordProducer(_Sender):
 
 
 class TransactionalProducer(_Sender):
-    """The `commit.interfaces.Producer` that speaks Kafka's protocol itself. Not thread-safe.
+    """The `commit.request.Producer` that speaks Kafka's protocol itself. Not thread-safe.
 
     After any error, call only `abort` and `close`.
 

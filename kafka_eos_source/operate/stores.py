@@ -427,7 +427,7 @@ def _restore_shard(
 #
 # A driver that is alive is fenced; it takes the id back before this command commits, which then changes
 # nothing, or after it. In that case tasks that began before still report the time in the future, and the
-# commit of their batch is refused (`commit.shard_checks`).
+# commit of their batch is refused (`commit.report_checks`).
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ pass on without looking into it. There are two forms, both in Arrow's IPC format
 form      content                            where
 ========  =================================  ===========================================================
 message   a record batch, without a schema   in a binary column between two tasks of one micro-batch:
-                                             `in_read.packed_frame`, `state.shard_batches`
+                                             `in_read.step`, `state.shard_rows`
 stream    the schema, then a record batch    in what is stored: packets, pending changes, and the records
                                              of an initial state
 ========  =================================  ===========================================================

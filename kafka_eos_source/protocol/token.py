@@ -510,7 +510,7 @@ class TokenRecord:
 
 
 def record_batch(record: TokenRecord) -> pa.RecordBatch:
-    """Returns the record as rows that `kafka.wire.producer.RecordProducer.send` accepts.
+    """Returns the record as rows that `kafka.producer.RecordProducer.send` accepts.
 
     The batch has one row, so ``producer.enqueued`` grows by 1.
     """
@@ -518,7 +518,7 @@ def record_batch(record: TokenRecord) -> pa.RecordBatch:
 
 
 def tombstone_batch(key: bytes, partition: int) -> pa.RecordBatch:
-    """Returns a tombstone as rows that `kafka.wire.producer.RecordProducer.send` accepts."""
+    """Returns a tombstone as rows that `kafka.producer.RecordProducer.send` accepts."""
     return _row(key, None, partition)
 
 

@@ -1,4 +1,4 @@
-"""Compiles an Avro schema and an Arrow type into a program that encodes; derives schemas of Arrow types."""
+"""Compiles an Avro schema and an Arrow type into an encoder, and derives schemas of Arrow types."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """What a codec of one schema format offers, the choice of the codec, and the limits of what it makes.
 
-A codec converts a column of bytes to a column of values, or back. Confluent's wire format puts a frame before
-each payload: a zero byte, the schema id (4 bytes, big endian), and, for Protobuf only, the path of the
-message inside its file. Codecs do not know the frame. A decoder skips `start` bytes of each message; an
-encoder puts `prefix` before each payload. Callers group messages by frame, because all messages of one frame
-share one writer schema.
+A codec converts a column of bytes to a column of values, or back. Confluent's wire format puts a frame
+before each payload: a zero byte, the schema id (4 bytes, big endian), and, for Protobuf only, the path of
+the message inside its file. Codecs do not know the frame. A decoder skips `start` bytes of each message; an
+encoder puts `prefix` before each payload. Callers group messages by frame, because all messages of one
+frame share one writer schema.
 
 A record names its writer schema, so it can name any schema that anybody registered. Codecs therefore compile
 schemas within the limits below, in time that is linear in what they read, and refuse everything else with

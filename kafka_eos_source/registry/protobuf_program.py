@@ -1,4 +1,4 @@
-"""Compiles the tree of a message to the tables that native/protobuf.c executes, and loads that library."""
+"""Compiles the tree of a message to the flat tables that native/protobuf.c executes; loads that library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The sinks that the options of a query name, parsed and checked on the driver before the first batch."""
+"""The sinks that a query's options name (``sink.<name>.<option>``), checked before the first batch.
+
+Each type of sink declares its options (`SinkOption`). `parse` turns the options of a query into one
+`SinkSpec` for each sink, which creates it. A sink knows its options by their short names, such as ``url``;
+the user set ``sink.warehouse.url``. `SinkNaming` puts the full names into the texts of errors.
+"""
 
 from __future__ import annotations
 

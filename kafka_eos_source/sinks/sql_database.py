@@ -1,4 +1,4 @@
-"""The table that receives the rows: connections, SQL types, creation and checks, and the writing of rows."""
+"""The table that receives the rows: connections, types, creation and checks, and how rows are written."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("valu
 #: Staged column with state changes of operators (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
-#: Column of staged parts with sealed record batches (`stage.sealing`); the other columns of such a row are
+#: Column of staged parts with sealed record batches (`stage.staging`); the other columns of such a row are
 #: null, but for the partition.
 SEALED = "sealed"
 
@@ -45,7 +45,7 @@ def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = N
 
 
 #: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
-#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packet`), and its other
+#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packing`), and its other
 #: columns are null.
 STAGED_ARROW = pa.schema(
     [

@@ -10,7 +10,7 @@ column                        type    content
 ============================  ======  ===============================================================
 ``__kafka_eos_route``         int     a number that ``repartition(shards, route)`` sends to the shard
 ``__kafka_eos_shard``         int     the shard
-``__kafka_eos_packed_batch``  binary  the rows as a message of `protocol.packed_batches`
+``__kafka_eos_packed_batch``  binary  the rows as a message of `protocol.packing`
 ============================  ======  ===============================================================
 """
 

@@ -498,7 +498,7 @@ class ModelTopics(NamedTuple):
 
 
 class ModelAdmin:
-    """The `plan.source.Admin` of the model."""
+    """The `kafka.admin.SourceAdmin` of the model."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

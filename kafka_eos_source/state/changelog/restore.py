@@ -130,7 +130,7 @@ class ForwardingTarget:
 
 
 class ChangelogSource(Protocol):
-    """The part of `kafka.changelog_reader.ChangelogReader` that `restore` uses."""
+    """The part of `kafka.reader.ChangelogReader` that `restore` uses."""
 
     @property
     def last_complaint(self) -> str: ...

@@ -174,7 +174,7 @@ def by_shard(rows: DataFrame, keys: Sequence[str], shards: int) -> DataFrame:
     of the partition is the number of the shard.
 
     Args:
-        rows: rows, or packed batches (`state.shard_batches`), which already contain their shard.
+        rows: rows, or packed batches (`state.shard_rows`), which already contain their shard.
         keys: the key columns, in grouping order.
         shards: number of shards.
     """

@@ -279,7 +279,7 @@ def check_owner(requested: RequestedBatch, token: Token | None, *, foreign_query
     """Raises unless this query may continue with the state in the changelog.
 
     A changelog without a token is checked elsewhere: the task refuses one that holds state, and the commit
-    knows which stores the query had before (`commit.shard_checks`).
+    knows which stores the query had before (`commit.report_checks`).
 
     This does not check whether Kafka already holds the batch. A shard cannot know that: it knows the batch
     id, but after a checkpoint was restored from a copy, Spark uses the same id for two different batches.
