@@ -1,4 +1,4 @@
-"""What queries use: `registry_schema` finds a schema; `from_registry`, `to_registry` decode and encode with it."""
+"""What queries use: `registry_schema` finds a schema; `from_registry` and `to_registry` convert with it."""
 
 from __future__ import annotations
 
