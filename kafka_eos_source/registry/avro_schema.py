@@ -1,4 +1,4 @@
-"""Parses Avro schemas into trees of types, maps them to Arrow as Spark's `from_avro` does; encodes defaults."""
+"""Parses Avro schemas into trees of types, maps these to Arrow as `from_avro` does, and encodes defaults."""
 
 from __future__ import annotations
 
