@@ -15,8 +15,8 @@ from pyspark.sql import functions as f
 
 from integration.support.kafka import end_offsets, produce, read_back, values
 from integration.support.query import Query
-from integration.test_sink_kills import killed_at
-from integration.test_sink_stream import rows, spec
+from integration.support.sink_kills import killed_at
+from integration.support.sink_stream import rows, spec
 from kafka_eos_source import invalid_record, map_in_read, record_origin
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter

@@ -32,13 +32,13 @@ from integration.support.driver import ROOT, Driver
 from integration.support.kafka import Admin, produce, read_back, transaction, values
 from integration.support.processes import await_condition
 from integration.support.security import SecuredCluster
+from integration.support.sink_stream import LOOP, spec, without_spark
 from integration.support.tools import (
     abort_transaction,
     console_consumer,
     describe_transaction,
     hanging_transactions,
 )
-from integration.test_sink_stream import LOOP, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka, cluster, java
 from kafka_eos_source.embedded.cluster import HOST, free_ports
 from kafka_eos_source.errors import InvalidOptionError, UnavailableError

@@ -19,7 +19,7 @@ from integration.support.driver import Driver
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
 from integration.support.processes import await_condition
 from integration.support.query import Query
-from integration.test_sink_stream import LOOP, rows, spec, without_spark
+from integration.support.sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.observe.source import figures_in

@@ -24,7 +24,7 @@ from integration.support.kafka import Admin, produce, read_back, transaction, va
 from integration.support.processes import await_condition
 from integration.support.prometheus import ROOT, Prometheus, needs_prometheus
 from integration.support.query import Query
-from integration.test_sink_stream import LOOP, rows, spec, without_spark
+from integration.support.sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source import observe_batches
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.embedded.cluster import free_ports

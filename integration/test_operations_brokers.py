@@ -16,10 +16,10 @@ import pytest
 
 from integration.chaos.brokers import NEW, OLD, QUICK, await_in_sync, undisturbed_end
 from integration.chaos.conftest import behind_a_proxy, report_measures
+from integration.chaos.late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort
 from integration.chaos.load import Load
 from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
-from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort
 from integration.support import broker as brokers
 from integration.support import features
 from integration.support.disk import SmallDisk, small_disk

@@ -14,10 +14,10 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaProducer
 
+from integration.support.codecs import CODECS, judged, rows
 from integration.support.kafka import TIMEOUT_SECONDS, await_stable, transaction
 from integration.support.processes import await_condition
 from integration.support.tools import run
-from integration.test_native_reader import CODECS, judged, rows
 
 RECORDS = 200
 SARAMA = Path(__file__).with_name("sarama")

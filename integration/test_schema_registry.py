@@ -34,8 +34,8 @@ from integration.support.registered import (
     delays,
 )
 from integration.support.registry import PATH, Registry
+from integration.support.sink_stream import spec
 from integration.support.tls_registry import PASSWORD, USER, TlsRegistry, tls_registry
-from integration.test_sink_stream import spec
 from kafka_eos_source import from_registry, map_in_read, registry_schema, to_registry, undecodable_record
 from kafka_eos_source.errors import AuthorizationError, RegistryUnavailableError
 from kafka_eos_source.protocol import records

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.support.driver import Driver, run_until_killed
+from integration.support.driver import run_until_killed
 from integration.support.kafka import Admin, end_offsets, produce, read_back, values
+from integration.support.sink_kills import killed_at
 from integration.support.tools import console_consumer, transactions
 from kafka_eos_source import local_checkpoints
 from kafka_eos_source.protocol.identity import group_of
@@ -63,25 +63,6 @@ def spec(source: str, source_topic: str, sink: str, sink_topic: str, checkpoint:
 #: Failpoints at which the driver is killed with everything it started, within and after the transaction.
 #: `integration.chaos.test_kills` covers the other steps without Spark.
 DRIVER_STEPS = ["commit.before_commit", "commit.after_commit"]
-
-
-def killed_at(
-    driver: Callable[..., Driver],
-    query: Any,
-    tmp_path: Path,
-    steps: list[str],
-    changes: Sequence[Mapping[str, Any]] = ({},),
-) -> None:
-    """Kills the driver once at each step, then runs it to its end.
-
-    Args:
-        changes: changes to the spec, one for each start in turn; the last one also applies to the last start.
-    """
-    for number, (step, change) in enumerate(zip(steps, cycle(changes), strict=False)):
-        killed = driver({**query, **change}, f"{step}=kill@{tmp_path}/once-{number}")
-        assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
-        assert (tmp_path / f"once-{number}").exists(), f"{step} was not reached:\n{killed.tail()}"
-    driver({**query, **changes[-1]}).finish()
 
 
 @pytest.mark.fault("T05", "the driver is killed", "after send_offsets")

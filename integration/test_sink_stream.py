@@ -8,7 +8,6 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -18,6 +17,7 @@ from integration.support import broker as brokers
 from integration.support.driver import Driver, await_condition
 from integration.support.kafka import Admin, end_offsets, final_end_offsets, produce, read_back, values
 from integration.support.query import Query
+from integration.support.sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
@@ -26,10 +26,6 @@ from kafka_eos_source.protocol.token import Token
 @pytest.fixture
 def query(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Query:
     return Query(spark, broker, topic(2), topic(2), checkpoint)
-
-
-def rows(first: int, end: int) -> list[str]:
-    return [f"{row:05d}" for row in range(first, end)]
 
 
 def token(admin: Admin, group: str, topic: str) -> Token:
@@ -367,28 +363,6 @@ def test_the_error_names_the_right_that_an_acl_denies(
 
 
 # -- tests that start separate drivers
-
-
-LOOP = "integration.chaos.loop"
-
-
-def without_spark(plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns the spec for `LOOP`, which starts in one second instead of ten."""
-    sink = plan["sink"]["options"]
-    source = plan["sources"][0]["options"]
-    return {"source": source, "sink": sink, "checkpoint": sink["checkpointLocation"]}
-
-
-def spec(broker: str, source: str, sink: str, checkpoint: str, limit: int, **more: Any) -> dict[str, Any]:
-    reader = {"kafka.bootstrap.servers": broker, "subscribe": source, "startingOffsets": "earliest"}
-    return {
-        "sources": [{"format": "kafka-eos", "options": {**reader, "maxOffsetsPerTrigger": str(limit)}}],
-        "sink": {
-            "format": "kafka-eos",
-            "options": {"kafka.bootstrap.servers": broker, "topic": sink, "checkpointLocation": checkpoint},
-        },
-        **more,
-    }
 
 
 @pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")

@@ -17,7 +17,7 @@ from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, check_producer, producer_config
 from kafka_eos_source.kafka.producer import TransactionalProducer
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.kafka.test_tls import PASSWORD, WAYS, identities
+from tests.kafka.tls_identities import PASSWORD, WAYS, identities
 from tests.support.tls_server import Authority, Pair
 
 

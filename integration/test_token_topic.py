@@ -25,7 +25,7 @@ from integration.support.kafka import (
     values,
 )
 from integration.support.query import Query
-from integration.test_sink_stream import rows
+from integration.support.sink_stream import rows
 from kafka_eos_source.cli import main
 from kafka_eos_source.errors import InvalidOptionError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import token_topic

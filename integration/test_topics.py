@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from integration.support.kafka import await_stable, produce, transaction
-from integration.test_operate import Query
+from integration.support.operated import Query
 from kafka_eos_source.cli import main
 from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.model import TopicPartition

@@ -8,9 +8,7 @@ from __future__ import annotations
 import pytest
 
 from integration.chaos.scenario import Scenario
-
-#: Failpoints before and within the transaction, in the order in which a batch reaches them.
-STEPS = ["commit.after_token", "commit.within_produce", "commit.after_flush"]
+from integration.chaos.steps import STEPS
 
 
 @pytest.mark.fault("T03", "the driver is killed", "before begin")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from integration.chaos.conftest import Proxied, behind_a_proxy, report_measures
+from integration.chaos.late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort, late_commit
 from integration.chaos.oracle import Outcome
 from integration.chaos.scenario import Scenario
-from integration.chaos.test_kills import STEPS
-from integration.chaos.test_late_requests import INVALID_PRODUCER_EPOCH, NONE, late_abort, late_commit
+from integration.chaos.steps import STEPS
 from integration.support import broker as brokers
 from integration.support import features
 from integration.support.driver import Driver

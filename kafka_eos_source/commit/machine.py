@@ -5,7 +5,7 @@ The rules, explained in `docs/guarantees.md`:
 * The process that commits has initialised the transactional id, which fences all others, *before* it reads
   the token (`commit.ownership`).
 * A batch is written only if it continues the chain of tokens (`commit.verdict`).
-* A producer is used for another transaction only while it is clean (`kafka.transactional`).
+* A producer is used for another transaction only while it is clean (`kafka.producer`).
 * If the commit call itself fails, the outcome is unknown. Nothing is aborted; a new producer is initialised,
   and the token shows whether Kafka committed.
 * If a producer is fenced once, the token shows why. If it is fenced twice, another driver is running.

@@ -471,7 +471,7 @@ class StagingPlan:
         """Returns the tasks of one batch. Called after Spark has written the batch to the offset log.
 
         A batch of which nothing is left to read has one task, so that its report shows that. The commit
-        expects it of each source that `staged_reads` finds in the offset log. So whether there is one must
+        expects it of each source that `in_read.staged` finds in the offset log. So whether there is one must
         depend on the end position as well: if Spark repeats batch 0, ``start`` is a new initial offset.
 
         Args:

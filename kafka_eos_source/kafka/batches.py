@@ -244,7 +244,7 @@ class CollectedRows:
         kernel: the C kernel.
         encoder: encodes the rows.
         largest_bytes: largest record, without compression.
-        partitioner: one of `rows.PARTITIONERS`.
+        partitioner: one of `kernel.PARTITIONERS`.
 
     Attributes:
         bytes: size of the rows.
@@ -264,7 +264,7 @@ class CollectedRows:
         return iter(list(self._topics))
 
     def add(self, topic: str, columns: Mapping[str, pa.Array], size_bytes: int) -> None:
-        """Takes rows of a topic: ``value``, and optionally other columns of `schema.STAGED_ARROW`."""
+        """Takes rows of a topic: ``value``, and optionally other columns of `spark.arrow.STAGED_ARROW`."""
         self._topics.setdefault(topic, _Topic()).parts.append(columns)
         self.bytes += size_bytes
         self.records += len(columns["value"])

@@ -338,7 +338,7 @@ class Rows:
 
     Args:
         batches: the columns of each: ``value``, and optionally ``key``, ``partition``, ``timestamp`` and
-            ``headers``, as in `schema.STAGED_ARROW`.
+            ``headers``, as in `spark.arrow.STAGED_ARROW`.
 
     Attributes:
         count: number of rows.
@@ -544,7 +544,7 @@ def _extras(timestamp: pa.Array | None, headers: pa.Array | None) -> _Extras:
 
     Args:
         timestamp: int64 array, ms since the epoch; null = the time of sending.
-        headers: array of lists as in `schema.HEADERS_ARROW`; null = no headers.
+        headers: array of lists as in `spark.arrow.HEADERS_ARROW`; null = no headers.
     """
     times = None
     if timestamp is not None and timestamp.null_count < len(timestamp):

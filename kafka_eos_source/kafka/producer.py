@@ -130,7 +130,7 @@ class _Sender:
 
         Args:
             rows: column ``value``, and optionally ``key``, ``topic``, ``partition``, ``headers`` and
-                ``timestamp``, as in `schema.STAGED_ARROW`.
+                ``timestamp``, as in `spark.arrow.STAGED_ARROW`.
             topic: topic of all rows; None = the column ``topic`` names it.
             deadline: for room in the queue.
             partitions: how many partitions of ``topic`` the rows go to: as many as it had when tasks sealed

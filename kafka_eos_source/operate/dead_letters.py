@@ -56,7 +56,7 @@ class Filter:
         application_id: the query that wrote the letter.
         origin_topic: topic from which the record was read.
         batch: micro-batch that wrote the letter.
-        holds: what the letter holds, `dead_letters.INPUT` or ``OUTPUT``.
+        holds: what the letter holds, `protocol.records.INPUT` or ``OUTPUT``.
         since_ms, until_ms: time at which the letter was written, in ms since 1970; ``until_ms`` is excluded.
     """
 

@@ -186,7 +186,7 @@ FINDING: Object[Finding] = Object(
     text="what was found",
     fix=Value("what to do; null = nothing", lambda each: each.fix or None),
 )
-TOKEN = AnyNames("field of the token; `batch`, `sequence` and `rows` are numbers")
+TOKEN = AnyNames("field of the token; `batch`, `seq` and `rows` are numbers")
 LOG: Object[tuple[TopicPartition, LogEnds]] = Object(
     partition=Value("number of the partition", lambda each: each[0].partition),
     earliest=Value("first offset of the log", lambda each: each[1].earliest),

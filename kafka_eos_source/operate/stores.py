@@ -267,7 +267,7 @@ def verify(found: list[StoreFolder], changelog: Changelog, deadline: Deadline) -
         NotUpToBoundError: if a database is behind Kafka; the query updates it when it next runs on this
             machine.
         StateError: if there is no database.
-        KafkaEosError: as `snapshot.of_folders` and `restored.of_changelog` raise it.
+        KafkaEosError: as `snapshot.of_folders` and `snapshot.of_changelog` raise it.
     """
     if not found:
         raise StateError(
@@ -362,7 +362,7 @@ def restore_shards(
     Raises:
         StateLockedError: if the query runs on this machine.
         AuthorizationError: if the principal may not read the topic or its configuration.
-        KafkaEosError: as `recovery.open_restored` and `restore` raise it.
+        KafkaEosError: as `open_restored` and `restore` raise it.
     """
     retention_ms = changelog.delete_retention_ms(deadline)
     for shard in sorted(shards):

@@ -317,7 +317,7 @@ def describe_token_topic(
     """Reads the topic without waiting for open transactions.
 
     Raises:
-        KafkaEosError: as `token_topic.check` and `token_topic_reader.read` raise it.
+        KafkaEosError: as `token_topic.check` and `token_topic.read` raise it.
     """
     from kafka_eos_source.kafka import token_topic
 

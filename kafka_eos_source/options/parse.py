@@ -572,7 +572,7 @@ def parse_table(
         if name.startswith("kafka.") and name != "kafka.":
             kafka[name.removeprefix("kafka.")] = str(value)
         elif name.startswith(sink_options.PREFIX) and where == STREAM_WRITE:
-            continue  # `registry.parse` checks it
+            continue  # `sinks.specs.parse` checks it
         elif name.startswith(SINK_IN_READ) and where == STREAM_READ:
             continue  # `parse_sink_in_read` checks it
         elif name.startswith(OPERATOR_IN_READ) and where == STREAM_READ:

@@ -184,7 +184,7 @@ class Packet:
     changes: memoryview
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the changes, with the schema `uncommitted.CHANGES`.
+        """Yields the changes, with the schema `state.store.uncommitted.CHANGES`.
 
         Raises:
             StateError: if the changes are damaged.
@@ -201,7 +201,7 @@ def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iter
 
     Args:
         report: the report. This function fills in ``packets`` and ``records``.
-        changes: Arrow batches with the schema `uncommitted.CHANGES`.
+        changes: Arrow batches with the schema `state.store.uncommitted.CHANGES`.
     """
     number = records = 0
     for each in changes:

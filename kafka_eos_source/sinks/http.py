@@ -400,7 +400,7 @@ class TwoPhase(Protocol):
 
     Attributes:
         url: URL under which the endpoints are, without a slash at the end.
-        kind: format of the body; one of `body.FORMATS`.
+        kind: format of the body, a key of `BODY_FORMATS`.
         client: client of the service.
         context: context of the sink.
     """
@@ -473,7 +473,7 @@ class OneRequest(Protocol):
 
     Attributes:
         url: URL that receives the rows.
-        kind: format of the body; one of `body.FORMATS`.
+        kind: format of the body, a key of `BODY_FORMATS`.
         client: client of the service.
         context: context of the sink.
         key_header: header that carries the id.

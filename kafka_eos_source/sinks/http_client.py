@@ -181,7 +181,7 @@ class Call:
     """One request that carries an id.
 
     Attributes:
-        what: ``prepare``, ``commit``, ``abort`` or ``post``; a key of `answers.DECISIONS`.
+        what: ``prepare``, ``commit``, ``abort`` or ``post``; a key of `DECISIONS`.
         target: path and query of the request.
         body, headers: content of the request.
         status_target: path and query that report the state of the id; None if the service has no such

@@ -66,7 +66,7 @@ def is_in_ledger(connection: Any, ledger: Any, gid: str, *, locking: bool = Fals
     Args:
         connection: SQLAlchemy connection.
         ledger: result of `table`.
-        gid: id of the batch in the database; see `names.gid`.
+        gid: id of the batch in the database; see `gid_of`.
         locking: whether to wait for a transaction that is committing the row or rolling it back.
 
     Raises:

@@ -72,7 +72,7 @@ INVALID_TYPE = StructType(
         StructField("partition", IntegerType()),
         StructField("offset", LongType()),
         StructField("timestamp", TimestampType()),
-        # what key and value are: null = the record that was read; else `dead_letters.OUTPUT` or `INCOMPLETE`
+        # what key and value are (`protocol.records`): null = what was read; else `OUTPUT` or `INCOMPLETE`
         StructField("holds", StringType()),
     ]
 )

@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-#: Classes of errors, as the header `dead_letters.ERROR` names them.
+#: Classes of errors, as the header `protocol.records.ERROR` names them.
 BROKEN_RULE, TOO_LARGE, MARKED = "InvalidRecord", "RecordTooLarge", "MarkedAsInvalid"
 
 _LONGEST_MESSAGE = 1000

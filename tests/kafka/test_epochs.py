@@ -18,7 +18,7 @@ from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.kafka.test_consumer import conf, read, spoiled
+from tests.kafka.consumer_kit import conf, read, spoiled
 from tests.support.fetched_log import Log, Record
 from tests.support.simulated_kafka import Fault, Partition, SimulatedKafka
 

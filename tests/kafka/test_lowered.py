@@ -13,8 +13,8 @@ import pytest
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka import transaction
 from kafka_eos_source.model import GroupOffset
-from tests.kafka.test_faults import PARTITIONS, SOURCE, TOPIC, expected, producer, rows, soon, write
-from tests.kafka.test_faults import write_until_committed as write_all
+from tests.kafka.wire_kit import PARTITIONS, SOURCE, TOPIC, expected, producer, rows, soon, write
+from tests.kafka.wire_kit import write_until_committed as write_all
 from tests.support.simulated_kafka import UNSUPPORTED_VERSION, Fault, SimulatedKafka
 
 

@@ -19,7 +19,7 @@ from kafka_eos_source.kafka import producer as module
 from kafka_eos_source.kafka import transaction
 from kafka_eos_source.kafka.producer import State
 from kafka_eos_source.model import GroupOffset, TopicPartition
-from tests.kafka.test_faults import producer, rows, soon
+from tests.kafka.wire_kit import producer, rows, soon
 from tests.support.simulated_kafka import FENCED, NOT_COORDINATOR, UNKNOWN_TOPIC, Fault, SimulatedKafka
 
 NOT_AUTHORIZED = 53

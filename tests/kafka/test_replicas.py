@@ -14,7 +14,7 @@ from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.kafka import fetch as wire_consumer
 from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
-from tests.kafka.test_consumer import ALL, consuming, expected, log_of, plain_log, read, spoiled, take_until
+from tests.kafka.consumer_kit import ALL, consuming, expected, log_of, plain_log, read, spoiled, take_until
 from tests.support.fetched_log import Log, Record
 from tests.support.simulated_kafka import Fault, Partition, SimulatedKafka
 

@@ -13,9 +13,9 @@ from kafka.protocol.producer import EndTxnRequest, ProduceRequest, TxnOffsetComm
 from kafka_eos_source.kafka import cluster as cluster_module
 from kafka_eos_source.kafka import connection
 from kafka_eos_source.kafka.reader import POOL
-from tests.kafka.test_consumer import expected as expected_rows
-from tests.kafka.test_consumer import log_of, read
-from tests.kafka.test_faults import PARTITIONS, TOPIC, expected, producer, soon, write
+from tests.kafka.consumer_kit import expected as expected_rows
+from tests.kafka.consumer_kit import log_of, read
+from tests.kafka.wire_kit import PARTITIONS, TOPIC, expected, producer, soon, write
 from tests.support.simulated_kafka import Fault, SimulatedKafka
 
 #: No test waits until a request times out.

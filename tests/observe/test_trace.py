@@ -45,10 +45,11 @@ from kafka_eos_source.observe.wording import MEANING
 from kafka_eos_source.runtime import logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import Retryable, SinkContext
+from kafka_eos_source.testing.sinks import deadline
 from tests.commit.model_broker import Fault, ModelProducer, ModelRows, broker_with_genesis, request, rows
 from tests.observe.figures_kit import BATCH
 from tests.plan.source_cluster import Clock
-from tests.sinks.test_commit import NAMES, Scripted, deadline, staged, token
+from tests.sinks.scripted_sink import NAMES, Scripted, staged, token
 
 T0, T1 = TopicPartition("in", 0), TopicPartition("in", 1)
 SECONDS = 60

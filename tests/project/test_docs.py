@@ -18,7 +18,7 @@ import pytest
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.options.table import BY_NAME
-from tests.project.test_public_names import PUBLIC
+from tests.project.public_names import PUBLIC
 from tests.support.doc_pages import PAGES, ROOT, SITE, Block, Link, anchors, blocks, links, marks, paths
 
 KINDS = {"bash", "python", "dockerfile", "yaml", "ini", "properties", "json", "java", "scala", "sql"}

@@ -20,12 +20,7 @@ from kafka_eos_source.protocol.token import (
     Token,
     TokenRecord,
 )
-
-TOKEN = Token("orders", "query", "run", 7, 5, "aa", "bb", 100)
-ANCHOR = TopicPartition("out", 0)
-RECORD = TokenRecord(
-    TOKEN, {TopicPartition("in", 0): 42, ANCHOR: 5}, ANCHOR, "group", "id-1", 3, 1_760_000_000_123
-)
+from tests.protocol.token_records import ANCHOR, RECORD, TOKEN
 
 whole = st.integers(0, 2**63 - 1)
 topics = st.text("abc.-_", min_size=1, max_size=8)

@@ -21,9 +21,9 @@ from kafka_eos_source.registry.avro import AvroEncoder, arrow_type, encoder, ker
 from kafka_eos_source.registry.avro_encode import compile_encoder
 from kafka_eos_source.registry.avro_schema import parse
 from kafka_eos_source.registry.codec import Converted
+from tests.registry.avro_kit import decode, numbers, record
 from tests.registry.avro_model import EXAMPLES, is_struct_of_members, kind_of, schema_of, schemas, values
 from tests.registry.avro_model import encode as fastavro_encode
-from tests.registry.test_avro_decode import decode, numbers, record
 
 
 def encode(schema: Any, column: pa.Array, prefix: bytes = b"") -> Converted:

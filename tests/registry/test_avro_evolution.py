@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.avro import decoder
 from kafka_eos_source.registry.codec import Reference, Schema
+from tests.registry.avro_kit import decode, error, one, record
 from tests.registry.avro_model import (
     EXAMPLES,
     arrow_value,
@@ -25,7 +26,6 @@ from tests.registry.avro_model import (
     tagged,
     values,
 )
-from tests.registry.test_avro_decode import decode, error, one, record
 
 _PROMOTED = {"int": ["long", "float", "double"], "long": ["float", "double"], "float": ["double"]}
 _ADDED: list[tuple[Any, Any]] = [

@@ -41,9 +41,9 @@ from kafka_eos_source.state.changelog.move import Move
 from kafka_eos_source.state.encoding.describe import Description, TableDescription
 from kafka_eos_source.state.model import BatchRecord, decode_batch, encode_batch
 from kafka_eos_source.state.store.durable import decode_header
-from tests.commit.test_shards import report
+from tests.commit.shards_kit import report
 from tests.observe.figures_kit import BATCH, SOURCE, WAITING
-from tests.protocol.test_token_record import RECORD
+from tests.protocol.token_records import RECORD
 from tests.support.foreign_records import JSON_VALUES
 
 PACKAGE = Path(kafka_eos_source.__file__).parent

@@ -44,9 +44,9 @@ from kafka_eos_source.sinks.watched import WatchedSink
 from kafka_eos_source.spark.pickled import to_option
 from kafka_eos_source.stage.fanout import Plan, Route
 from kafka_eos_source.testing.sinks import ROWS, Given, deadline
+from tests.sinks.scripted_sink import NAMES, Scripted, staged, token
 
 ATTEMPT = "0123456789abcdef0123"
-NAMES = ("left", "right")
 CONTEXTS = {name: SinkContext(name, "app", "cluster") for name in NAMES}
 
 
@@ -56,10 +56,6 @@ ASK_FOR_CLUSTER_ID = two_phase.cluster_id
 @pytest.fixture(autouse=True)
 def _a_cluster_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
-
-
-def token(sequence: int = 9, batch_id: int = 5, sinks: PreparedSinks | None = None, **more: Any) -> Token:
-    return Token("app", "query", "run", sequence, batch_id, "", "", 1, sinks=sinks, **more)
 
 
 def memories() -> dict[str, TwoPhaseSink]:
@@ -76,23 +72,6 @@ def memory_of(sinks: dict[str, TwoPhaseSink]) -> Memory:
     sink = sinks["left"]
     assert isinstance(sink, MemorySink)
     return sink.memory
-
-
-def staged() -> dict[str, Staged]:
-    return {name: Given(ROWS.schema, ROWS.num_rows, [ROWS.to_batches()]) for name in NAMES}
-
-
-class Scripted(MemorySink):
-    """Returns scripted outcomes from its first commits, and then commits normally."""
-
-    def __init__(self, system: str, *outcomes: Outcome) -> None:
-        super().__init__(system)
-        self.outcomes = list(outcomes)
-        self.commits = 0
-
-    def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        self.commits += 1
-        return self.outcomes.pop(0) if self.outcomes else super().commit(txn, deadline)
 
 
 def scripted(left: list[Outcome], right: list[Outcome]) -> tuple[Scripted, Scripted, Sinks, Token]:

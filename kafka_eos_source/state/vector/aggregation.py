@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.errors import InvalidSchemaError, StateError
+from kafka_eos_source.errors import InvalidSchemaError, StateError, StateFormatError
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.describe import fields_from_json, fields_to_json
 from kafka_eos_source.state.vector.arrays import (
@@ -88,6 +88,7 @@ def accumulator(
     Raises:
         InvalidSchemaError: if a column is missing, or has a type that the aggregate does not support; or if
             the aggregate cannot take rows back.
+        StateFormatError: if a later version of this package has declared the aggregate.
     """
     types = []
     for column in aggregate.columns():
@@ -110,7 +111,14 @@ def accumulator(
             "aggregate with count, sum_ or mean; for another aggregate use transform_with_changelog_state "
             "with a map of the values and how often each occurs.",
         )
-    return (_Latest if aggregate.kind == "latest" else _Extreme)(name, aggregate, types)
+    if aggregate.kind == "latest":
+        return _Latest(name, aggregate, types)
+    if aggregate.kind in ("min", "max"):
+        return _Extreme(name, aggregate, types)
+    raise StateFormatError(
+        f"aggregate {name!r} has the kind {aggregate.kind!r}, which this version does not know.",
+        fix="use the version of kafka-eos that wrote it, or a later one.",
+    )
 
 
 class _Count(Accumulator):

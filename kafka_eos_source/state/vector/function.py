@@ -79,7 +79,7 @@ class FunctionProcessor(Declared):
 
     Layout of the store::
 
-        keyed 0x02 │ group key    →    version │ state columns (`encoding.rows`)
+        keyed 0x02 │ group key    →    version │ state columns (`encoding.binary`)
 
     Args:
         schema: columns of the input rows.

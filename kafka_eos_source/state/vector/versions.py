@@ -303,7 +303,7 @@ def _in_order(parts: Sequence[Sequence[pa.Array]], order: Ints) -> list[pa.Array
 #
 #   lead │ due (8 bytes, big endian, sign flipped) │ number of rows (4, big endian) │ cells │ bodies
 #
-# *lead* names the version of the rows. `encoding.rows` defines the cells and bodies; here the cells of all
+# *lead* names the version of the rows. `encoding.binary` defines the cells and bodies; here the cells of all
 # rows precede the bodies of all rows. *due* is the time of the key's due entry (`groups`).
 
 #: Bytes between the lead and the cells.

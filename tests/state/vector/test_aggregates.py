@@ -12,10 +12,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateFormatError
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, mean, min_, sum_, tumbling
+from kafka_eos_source.state.vector import (
+    Aggregate,
+    AggregateProcessor,
+    count,
+    latest,
+    max_,
+    mean,
+    min_,
+    sum_,
+    tumbling,
+)
+from kafka_eos_source.state.vector.aggregation import accumulator
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,
@@ -307,3 +318,9 @@ def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pyte
         out = list(processor.process(iter(some), ModelState(), BatchContext(0, 0, 1, True, 0)))
         assert max(batch.num_rows for batch in out) == 4
         assert {row["k"]: row["n"] for batch in out for row in batch.to_pylist()} == expected
+
+
+def test_a_kind_of_a_later_version_is_not_taken_for_another_one() -> None:
+    schema = pa.schema([("x", pa.float64())])
+    with pytest.raises(StateFormatError, match=r"'product'.*does not know"):
+        accumulator("a", Aggregate("product", "x"), schema)

@@ -1,0 +1,51 @@
+"""The public names of the package."""
+
+from __future__ import annotations
+
+PUBLIC = {
+    "kafka_eos_source": [
+        "KafkaEosDataSource",
+        "from_registry",
+        "invalid_record",
+        "local_checkpoints",
+        "map_in_read",
+        "observe_batches",
+        "quiet_logs",
+        "recommended_settings",
+        "record_origin",
+        "register",
+        "registry_schema",
+        "to_registry",
+        "undecodable_record",
+        "watch",
+    ],
+    "kafka_eos_source.datasource": ["KafkaEosDataSource"],
+    "kafka_eos_source.embedded": ["EmbeddedKafka"],
+    "kafka_eos_source.state": [
+        "CHANGELOG",
+        "StateQuery",
+        "TransactionalStateStore",
+        "aggregate_with_changelog_state",
+        "apply_with_changelog_state",
+        "deduplicate_with_changelog_state",
+        "transform_with_changelog_state",
+        "watch_state",
+    ],
+    "kafka_eos_source.state.vector": [
+        "count",
+        "deduplicate",
+        "hopping",
+        "latest",
+        "max_",
+        "mean",
+        "min_",
+        "session",
+        "sum_",
+        "tumbling",
+    ],
+    "kafka_eos_source.sinks.contract": ["SinkTxn", "TwoPhaseSink"],
+    "kafka_eos_source.errors": ["KafkaEosError", "OperatorError", "RestartQueryError", "RetriableError"],
+    "kafka_eos_source.testing.sinks": ["SinkConformance", "System"],
+    "pyspark_kafka_eos": ["DefaultSource"],
+    "pyspark_kafka_eos_state": ["DefaultSource"],
+}
