@@ -25,7 +25,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
-from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
+from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, NoLeaderError, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.failure import (
     START_SECONDS,
@@ -270,7 +270,7 @@ class AdminClient:
 
         All partitions fail if one does.
         """
-        return self._call(
+        return self._call_leaders(
             lambda deadline: self._cluster.offsets_at(times, deadline, committed=committed), seconds
         )
 
@@ -278,7 +278,9 @@ class AdminClient:
         self, epochs: Epochs, seconds: float, leaders: Epochs | None = None
     ) -> dict[TopicPartition, int]:
         """Returns where leader epochs end in the logs of the present leaders; see `Cluster.epoch_ends`."""
-        return self._call(lambda deadline: self._cluster.epoch_ends(epochs, deadline, leaders), seconds)
+        return self._call_leaders(
+            lambda deadline: self._cluster.epoch_ends(epochs, deadline, leaders), seconds
+        )
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -429,6 +431,19 @@ class AdminClient:
             _check({each.name: each for each in ask(connection, deadline)}.get(topic))
 
         self._call(call, seconds)
+
+    def _call_leaders(self, ask: Callable[[Deadline], T], seconds: float) -> T:
+        """Calls ``ask`` as `_call` does, and raises the error of a topic or partition that has no leader."""
+
+        def ask_leaders(deadline: Deadline) -> T:
+            try:
+                return ask(deadline)
+            except NoLeaderError as error:
+                if error.code:
+                    raise KafkaException(KafkaError(error.code)) from error
+                raise
+
+        return self._call(ask_leaders, seconds)
 
     def _call(self, ask: Callable[[Deadline], T], seconds: float) -> T:
         """Calls ``ask`` until it does not fail for a temporary reason of the network, or the time is up."""

@@ -54,6 +54,18 @@ class TemporaryError(Exception):
     """A request failed, and may succeed a moment later on this or another broker."""
 
 
+class NoLeaderError(TemporaryError):
+    """A partition has no leader.
+
+    Attributes:
+        code: Kafka's error of the topic or partition; 0 = it exists.
+    """
+
+    def __init__(self, tp: TopicPartition, code: int) -> None:
+        super().__init__(f"{tp} has no leader")
+        self.code = code
+
+
 class Cluster:
     """The brokers of a cluster, and the connections to those that were asked.
 
@@ -466,12 +478,12 @@ class Cluster:
         self, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> Iterator[tuple[Connection, Epochs]]:
         """Yields a connection to each leader with its partitions and their present leader epochs."""
-        self.metadata({tp.topic for tp in partitions}, deadline)
+        answer = self.metadata({tp.topic for tp in partitions}, deadline)
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for tp in partitions:
             node = self.leaders.of(tp)
             if node is None:
-                raise TemporaryError(f"{tp} has no leader")
+                raise NoLeaderError(tp, _error_of(tp, answer.topics or ()))
             by_leader.setdefault(node, {})[tp] = self.leaders.epoch(tp)
         for node, epochs in by_leader.items():
             yield self.broker(node, deadline), epochs
@@ -643,6 +655,15 @@ def _reason(failure: Exception) -> str:
     if getattr(failure, "reason", None) in _NO_TLS:
         return "it does not speak TLS, but kafka.security.protocol does"
     return str(failure)
+
+
+def _error_of(tp: TopicPartition, topics: Iterable[Any]) -> int:
+    """Returns the error of a partition in an answer to a Metadata request; 0 = it exists."""
+    topic = next((each for each in topics if each.name == tp.topic), None)
+    if topic is None or topic.error_code:
+        return 0 if topic is None else int(topic.error_code)
+    is_known = any(each.partition_index == tp.partition for each in topic.partitions or ())
+    return 0 if is_known else int(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 def _complete(found: dict[TopicPartition, T], wanted: Collection[TopicPartition]) -> dict[TopicPartition, T]:

@@ -134,6 +134,7 @@ _TRANSIENT = frozenset(
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,  # of topics created and deleted (KIP-599); nothing was done
     }
 )
 

@@ -9,6 +9,7 @@ assumes success or failure. What an answer means is decided by pure functions, w
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import ssl
 import time
@@ -283,6 +284,17 @@ _MAX_ANSWER_BYTES = 4 << 20
 _MIN_TIMEOUT_SECONDS = 0.05
 
 
+def _without_keys(record: logging.LogRecord) -> bool:
+    """Hides the keys in the addresses that urllib3 logs if the head of an answer is malformed."""
+    if isinstance(record.args, tuple):
+        shown = (shown_url(each) if isinstance(each, str) and "://" in each else each for each in record.args)
+        record.args = tuple(shown)
+    return True
+
+
+logging.getLogger("urllib3.connection").addFilter(_without_keys)
+
+
 @dataclass(frozen=True)
 class Credentials:
     """Header that authenticates the client. Its value is never shown.
@@ -335,7 +347,7 @@ class Transport:
     """Connection to one service, used by one thread. Connects when the first request is sent.
 
     It uses a connection of urllib3, and not its pool: a connection neither repeats a request nor follows a
-    redirect nor asks the environment for a proxy, and it does not log the target, whose query may have a key.
+    redirect nor asks the environment for a proxy.
 
     Attributes:
         url: URL of the service.
@@ -416,8 +428,8 @@ class Transport:
     def _connected(self, seconds: float) -> HTTPConnection:
         """Returns the connection; a new one if the service has closed it, which it does to idle ones."""
         known = self._connection
-        if known is not None and known.is_connected and known.sock is not None:
-            known.sock.settimeout(seconds)
+        if known is not None and known.is_connected:
+            known.timeout = seconds  # urllib3 sets it on the socket, for the request and for the answer
             return known
         self.close()
         self._connection = self._new(urlsplit(self.url), seconds)

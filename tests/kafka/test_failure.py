@@ -61,6 +61,7 @@ def test_an_authorization_error_names_the_right_to_grant() -> None:
 
 def test_transient_errors_are_recognised_in_exceptions() -> None:
     assert is_transient(KafkaException(error(KafkaError.UNSTABLE_OFFSET_COMMIT)))
+    assert is_transient(error(KafkaError.THROTTLING_QUOTA_EXCEEDED))  # CreateTopics 6, DeleteTopics 5
     assert not is_transient(error(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 

@@ -330,6 +330,51 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
         transport.close()
 
 
+class Answering(BaseHTTPRequestHandler):
+    """Answers at once, but ``/slow`` after a second; keeps connections, as services do."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/slow":
+            time.sleep(1.0)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.mark.parametrize(("first_seconds", "second_seconds", "status"), [(10.0, 0.2, None), (0.2, 10.0, 200)])
+def test_each_request_has_its_own_time_limit_on_a_connection_that_is_used_again(
+    first_seconds: float, second_seconds: float, status: int | None
+) -> None:
+    """The connection may have been made shortly before another deadline, or long before this one."""
+    with _serving(Answering) as url:
+        transport = Transport(url, Credentials("Authorization"), 10.0)
+        assert transport.request("GET", "/", Deadline.after_seconds(first_seconds)).status == 200
+        assert transport.request("GET", "/slow", Deadline.after_seconds(second_seconds)).status == status
+        transport.close()
+
+
+def test_a_key_in_the_address_is_not_logged_if_the_head_of_an_answer_is_malformed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Malformed(Answering):
+        def end_headers(self) -> None:
+            self._headers_buffer.append(b"no colon\r\n")
+            super().end_headers()
+
+    with _serving(Malformed) as url:
+        transport = Transport(url, Credentials("Authorization"), 5.0)
+        transport.request("GET", "/?key=hidden-in-query", deadline())
+        transport.close()
+    assert "Failed to parse headers" in caplog.text
+    assert "hidden" not in caplog.text
+
+
 def test_credentials_never_appear_in_logs_or_errors(service: HttpService, tmp_path: Path) -> None:
     stated = {"sink.a.type": "http", "sink.a.url": service.url, "sink.a.auth": "Token hidden-in-options"}
     (spec,) = parse(["a"], stated)
