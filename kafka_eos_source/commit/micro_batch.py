@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import IdentityFile
@@ -115,8 +116,8 @@ def commit_micro_batch(
     with traced(trace, options.secrets.hide):
         trace.begin(Subject(who.application_id, who.query_id, _run_id(parts), batch_id))
         # 1. Collect. Crash here ⇒ nothing has happened.
-        work, logged = _collect(options, who, checkpoint, folder, parts, batch_id, planned, reads)
-        describe(trace, journal, logged, work.request.batch.run_id, work.request.sources)
+        told = partial(describe, trace, journal)
+        work = _collect(options, who, checkpoint, folder, parts, batch_id, planned, reads, told)
         if plan is not None:
             sinks = two_phase.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
             work = replace(work, sinks=sinks)
@@ -202,11 +203,16 @@ def _collect(
     batch_id: int,
     planned: Collection[PlannedBatch | None],
     reads: Sequence[StagedRead] | None,
-) -> tuple[_Work, LoggedOffsets]:
+    told: Callable[[LoggedOffsets, str, Sequence[SourceRange]], None],
+) -> _Work:
     """Collects a micro-batch from its staged parts, the reports of its tasks, and the checkpoint.
 
+    Args:
+        told: receives the batch's entry in Spark's offset log, the run and what the sources read, also if the
+            checkpoint or a name is refused after that: a query that fails is then shown with its sources.
+
     Returns:
-        The batch without its sinks, and its entry in Spark's offset log.
+        The batch without its sinks.
     """
     staged = StagedRows(folder, str(batch_id), parts, reports(parts, who.query_id, batch_id))
     failpoints.reach("commit.after_check")
@@ -219,7 +225,8 @@ def _collect(
     if reads is not None:
         check_staged_reads(reads, batch_id, logged, before)
     check_one_source(staged.shards, len(logged.sources))
-    sources = tuple(ranges(logged, before))
+    sources, run_id = tuple(ranges(logged, before)), _run_id(parts)
+    told(logged, run_id, sources)
     identity_file = IdentityFile.of(checkpoint, options, who.query_id, batch_id)
     if identity_file.is_new_fork and staged.shards:
         raise _fork_with_state(staged.shards)
@@ -227,7 +234,7 @@ def _collect(
     batch = Batch(
         application_id=who.application_id,
         query_id=who.query_id,
-        run_id=_run_id(parts),
+        run_id=run_id,
         batch_id=batch_id,
         start=digest_of(before, who.query_id),
         end=logged.digest,
@@ -235,7 +242,7 @@ def _collect(
         promised=identity_file.promises_token,
     )
     request = _request(options, who, batch, sources, offset_log.has_native_state(checkpoint))
-    return _Work(request, staged, identity_file), logged
+    return _Work(request, staged, identity_file)
 
 
 def _collect_write(

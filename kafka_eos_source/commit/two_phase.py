@@ -473,8 +473,6 @@ def _at_least(deadline: Deadline) -> Deadline:
 
 # -- sinks that stay open between batches ---------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
-
 #: Number of queries whose sinks stay open in one process. The least recently used ones are closed first.
 _MOST_QUERIES = 8
 #: Time limit of a sink's check before the first batch.

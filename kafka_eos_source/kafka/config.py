@@ -301,8 +301,6 @@ def _pem_keystore(kafka: Mapping[str, str], location: str) -> str:
 
 # -- logins -------------------------------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
-
 _AWS = "AWS_MSK_IAM"
 _CLIENT_HANDLER, _LOGIN_HANDLER = "sasl.client.callback.handler.class", "sasl.login.callback.handler.class"
 _JAAS, _CONFIG = "sasl.jaas.config", "sasl.oauthbearer.config"

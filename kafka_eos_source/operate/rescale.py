@@ -390,8 +390,6 @@ class Rescale:
 
 # -- the two topics of a move: what Kafka holds of them, and how a stage deletes and creates them
 
-_log = logging.getLogger(__name__)
-
 _PAUSE_SECONDS = 0.1
 _DELETE_RETENTION = "delete.retention.ms"
 #: How long the copy keeps deletes: ten years.
