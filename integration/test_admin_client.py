@@ -84,7 +84,7 @@ def test_admin_requests_answer_as_confluent_kafka_does(broker: str, topic: Calla
 
 
 def test_what_is_built_on_it(broker: str, topic: Callable[..., str]) -> None:
-    name = topic(2, cleanup_policy="compact")
+    name = topic(2, retention_ms="12345678")
     produce(broker, name, ["a", "b", "c"])
     partitions = [TopicPartition(name, number) for number in range(2)]
     kafka = {"bootstrap.servers": broker}
@@ -103,7 +103,7 @@ def test_what_is_built_on_it(broker: str, topic: Callable[..., str]) -> None:
         assert sum(each.end for each in reader.logs(partitions).values()) == 3
     with TopicAdmin(kafka) as topics:
         replicas, settings = topics.creation_settings(name, soon())
-        assert settings["cleanup.policy"] == "compact"
+        assert settings["retention.ms"] == "12345678"
         assert topics.create(f"{name}-2", 2, replicas, settings, soon())
         assert not topics.create(f"{name}-2", 2, -1, {}, soon())
         assert topics.await_led(f"{name}-2", soon()).partitions == 2
