@@ -75,7 +75,7 @@ nitpick_ignore_regex = [
     ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),
     ("py:.*", r".*\.manifest\.T"),
-    ("py:.*", r".*\.(CommittedView|Reads|SinkKills|StagedMap|ViewedMap)"),
+    ("py:.*", r".*\.(Overlay|Reads|SinkKills)"),
 ]
 
 smartquotes = False  # it would turn --yes into a dash in the command line reference
