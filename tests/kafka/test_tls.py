@@ -23,6 +23,16 @@ SECONDS = 10
 
 
 @pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority("test authority")
+
+
+@pytest.fixture(scope="module")
+def client(authority: Authority) -> Pair:
+    return authority.sign("me")
+
+
+@pytest.fixture(scope="module")
 def broker(authority: Authority) -> Pair:
     return authority.sign("broker", "127.0.0.1", "localhost")
 

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.tls_server import Authority, Pair
 
 PASSWORD = "key-pass-7d3"
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority("test authority")
-
-
-@pytest.fixture(scope="module")
-def client(authority: Authority) -> Pair:
-    return authority.sign("me")
 
 
 def file(folder: Path, name: str, content: str | bytes) -> str:
