@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, InvalidRecordError
-from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
@@ -324,6 +323,8 @@ def record_limits(kafka: Mapping[str, str], topic: str | None, dead_letter_topic
 
 
 def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | None) -> RecordLimits:
+    from kafka_eos_source.kafka.topic_admin import TopicAdmin  # only the driver asks
+
     most, partitions = int(kafka.get("message.max.bytes", CLIENT_BYTES)), None
     output: Mapping[str, str] = {}
     deadline = Deadline.after_ms(_WAIT_MS)
