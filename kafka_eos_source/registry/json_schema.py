@@ -302,22 +302,25 @@ class _Values:
 
     def _text(self, value: Any, row: int, unfit: dict[int, str]) -> str | None:
         """Returns a value as JSON text without spaces, in which numbers are as they were written."""
-        from msgspec import Raw
         from msgspec.json import encode
-
-        def as_written(number: str) -> Any:
-            if math.isinf(float(number)):
-                raise ValueError(f"the number {number[:40]} does not fit into a double")
-            return Raw(number.encode())
 
         if value is None or (document := bytes(value)) == b"null":
             return None
         try:
-            found = parse_json(document, parse_float=as_written, parse_int=as_written)
+            found = parse_json(document, parse_float=_as_written, parse_int=_as_written)
         except JsonError as failure:
             unfit.setdefault(row, f"{_where(self._path)}{failure}")
             return None
         return str(encode(found), "utf-8")
+
+
+def _as_written(number: str) -> Any:
+    """Returns a number that is written again with the digits that it has."""
+    from msgspec import Raw
+
+    if math.isinf(float(number)):
+        raise ValueError(f"the number {number[:40]} does not fit into a double")
+    return Raw(number.encode())
 
 
 @lru_cache(maxsize=1)
