@@ -33,7 +33,7 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, aggregate
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, max_, mean, tumbling
 from kafka_eos_source.testing.verdict import judge
@@ -59,7 +59,7 @@ def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
             sf.col("value").cast("string"), "origin STRING, dep_delay INT, time_hour TIMESTAMP"
         ).alias("flight")
     ).select("flight.*")
-    hours = aggregate_with_changelog_state(
+    hours = aggregate(
         parsed.groupBy("origin"),
         {"flights": count(), "mean_delay": mean("dep_delay"), "max_delay": max_("dep_delay")},
         window=tumbling("1 hour", on="time_hour", grace="2 days"),

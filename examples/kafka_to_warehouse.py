@@ -32,7 +32,7 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, aggregate
 from kafka_eos_source.state.vector import count, max_, sum_
 
 from flight_delays import in_order, prepare
@@ -67,7 +67,7 @@ def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     flight = sf.from_json(sf.col("value").cast("string"), "origin STRING, dest STRING, dep_delay INT")
     flights = events.select(flight.alias("f")).where("f.dep_delay IS NOT NULL")
     routes = flights.selectExpr("concat(f.origin, '-', f.dest) AS route", "f.dep_delay AS delay")
-    totals = aggregate_with_changelog_state(
+    totals = aggregate(
         routes.groupBy("route"),
         {"flights": count(), "minutes": sum_("delay"), "longest": max_("delay")},
         shards=SHARDS,

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, aggregate
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.vector import count, tumbling
 
@@ -59,7 +59,7 @@ def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) ->
         .select("view.*", "timestamp")
         .where(sf.col("period_ms") >= SHORTEST_MS)
     )
-    counts = aggregate_with_changelog_state(
+    counts = aggregate(
         views.groupBy("category"),
         {"views": count()},
         window=tumbling(f"{WINDOW_MS}ms", on="timestamp", grace=f"{GRACE_MS}ms"),

@@ -21,7 +21,7 @@ from kafka_eos_source import invalid_record, map_in_read, record_origin
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.sinks.filesystem import committed_files
-from kafka_eos_source.state import apply_with_changelog_state
+from kafka_eos_source.state import apply
 from kafka_eos_source.state.vector.function import KeyedBatch
 
 #: Marks every tenth record, as `invalid_record` does.
@@ -196,7 +196,7 @@ def test_a_stateful_operator_marks_rows_and_does_not_count_them(checked: Checked
         "application.id": checked.application,
         "state.dir": str(tmp_path / "state"),
     }
-    frame = apply_with_changelog_state(
+    frame = apply(
         source,
         count_rows,
         f"key BINARY, value STRING, kafka_eos_invalid {MARK}",
@@ -222,7 +222,7 @@ def test_marked_rows_go_around_a_stateful_operator(checked: Checked, tmp_path: P
         "application.id": checked.application,
         "state.dir": str(tmp_path / "state"),
     }
-    counted = apply_with_changelog_state(
+    counted = apply(
         marked.where("kafka_eos_invalid IS NULL").drop("kafka_eos_invalid"),
         number_rows,
         "key BINARY, value STRING",

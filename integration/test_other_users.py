@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, aggregate
 from kafka_eos_source.state.vector import count
 
 OTHER = 61_002
@@ -36,7 +36,7 @@ def test_t385_a_query_names_the_folders_of_another_user_and_uses_none(
     produce(broker, source, [f"{row:03d}" for row in range(ROWS)], keys=["k"] * ROWS)
     options = {"kafka.bootstrap.servers": broker, "application.id": f"several-{source}"}
     rows = spark.readStream.format("kafka-eos").options(**options, subscribe=source)
-    counted = aggregate_with_changelog_state(
+    counted = aggregate(
         rows.option("startingOffsets", "earliest").load().groupBy("key"),
         {"n": count()},
         options={**options, "state.dir": str(hostile["state"])},

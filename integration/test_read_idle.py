@@ -29,8 +29,8 @@ from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.spark.session import ADAPTIVE_SETTING
 from kafka_eos_source.state import (
     CHANGELOG,
-    aggregate_with_changelog_state,
-    transform_with_changelog_state,
+    aggregate,
+    transform,
 )
 from kafka_eos_source.state.vector import count, tumbling
 
@@ -204,7 +204,7 @@ def test_operators_run_in_a_renewal_so_timers_fire_on_an_idle_stream(idle: Idle)
     keys = [f"k{number}" for number in range(6)]
     produce(idle.broker, idle.source, ["x"] * 12, keys=keys * 2)
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
-    frame = transform_with_changelog_state(
+    frame = transform(
         rows.groupBy("k"),
         Alarm(after_ms=2000),
         "key string, value string",
@@ -236,7 +236,7 @@ def test_timers_fire_and_values_expire_on_an_idle_stream_without_renewals(idle: 
     produce(idle.broker, idle.source, ["x"] * 12, keys=keys * 2)
     source = {"token.renewal.interval.ms": "0", "application.id": idle.application}
     rows = idle.frame(**source).selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v")
-    frame = transform_with_changelog_state(
+    frame = transform(
         rows.groupBy("k"),
         Alarm(after_ms=500, ttl_ms=15_000),  # on a busy machine too, the timers fire before the values expire
         "key string, value string",
@@ -269,7 +269,7 @@ def test_an_operator_with_timers_warns_if_the_source_cannot_know_when_they_are_d
         rows = reduce(DataFrame.union, frames).where("k IS NOT NULL").groupBy("k")
         options = idle.state_options()
         columns = "key string, value string"
-        transform_with_changelog_state(rows, Alarm(1), columns, options=options, shards=SHARDS, **operator)
+        transform(rows, Alarm(1), columns, options=options, shards=SHARDS, **operator)
         return "timers and times to live wait" in caplog.text
 
     own, processing_time = {"application.id": idle.application}, {"time_mode": "ProcessingTime"}
@@ -328,7 +328,7 @@ def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
         produce(idle.broker, idle.source, ["x"] * 4, keys=keys, timestamps_ms=[begin_ms + 1000 * seconds] * 4)
 
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "timestamp AS at")
-    frame = aggregate_with_changelog_state(
+    frame = aggregate(
         rows.groupBy("k"),
         {"n": count()},
         options=idle.state_options(),

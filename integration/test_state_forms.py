@@ -23,10 +23,10 @@ from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
     CHANGELOG,
-    aggregate_with_changelog_state,
-    apply_with_changelog_state,
-    deduplicate_with_changelog_state,
-    transform_with_changelog_state,
+    aggregate,
+    apply,
+    deduplicate,
+    transform,
 )
 from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
 from kafka_eos_source.state.vector.declarations import Window
@@ -117,7 +117,7 @@ def test_a_stateful_processor_continues_from_an_initial_state(stage: Stage) -> N
     initial = stage.spark.createDataFrame([("k0", 1000), ("other", 5)], "k string, before long")
 
     def frame() -> DataFrame:
-        return transform_with_changelog_state(
+        return transform(
             stage.rows().groupBy("k"),
             CountFromInitialState(),
             "key string, value string",
@@ -154,18 +154,14 @@ def test_arguments_are_checked_before_an_initial_state_is_written(
     initial = stage.spark.createDataFrame([("k0", 1000)], "k string, before long")
     arguments = {"options": options, "initial_state": initial, **argument}
     with pytest.raises(InvalidOptionError, match=message):
-        transform_with_changelog_state(
-            stage.rows().groupBy("k"), CountFromInitialState(), "key string, value string", **arguments
-        )
+        transform(stage.rows().groupBy("k"), CountFromInitialState(), "key string, value string", **arguments)
 
 
 def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin: Admin) -> None:
     """A deduplication followed by a count commits both operators' state in one transaction."""
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
-    first = deduplicate_with_changelog_state(stage.rows(), key="v", options=stage.options(), shards=2)
-    second = aggregate_with_changelog_state(
-        first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3
-    )
+    first = deduplicate(stage.rows(), key="v", options=stage.options(), shards=2)
+    second = aggregate(first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3)
     stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: int(values[-1]) for key, values in stage.results().items()}
     assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
@@ -189,7 +185,7 @@ def totals(batch: KeyedBatch) -> tuple[pa.RecordBatch, pa.StructArray]:
 def test_a_users_function_keeps_its_state_in_columns(stage: Stage) -> None:
     """A user's function keeps state in columns. Query and operator derive the same application.id."""
     options = {name: value for name, value in stage.options().items() if name != "application.id"}
-    frame = apply_with_changelog_state(
+    frame = apply(
         stage.rows().groupBy("k"), totals, "key string, value string", "bytes long", options=options, shards=2
     )
     query = stage.run(frame, application=False)
@@ -206,9 +202,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     produce(stage.broker, stage.source, ["x"] * len(keys), keys=keys)
     stage.wanted.update(keys)
     rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
-    frame = aggregate_with_changelog_state(
-        rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2
-    )
+    frame = aggregate(rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2)
     stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
@@ -229,7 +223,7 @@ def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
     output = "to_json(struct(n, last, longest)) AS value"
 
     def run(combine: Any) -> StreamingQuery:
-        frame = aggregate_with_changelog_state(
+        frame = aggregate(
             rows.select("v", "at", "k", "offset").groupBy("k"),
             AGGREGATES,
             options=stage.options(),

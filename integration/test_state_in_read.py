@@ -21,9 +21,9 @@ from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
 from kafka_eos_source.state import (
     CHANGELOG,
-    aggregate_with_changelog_state,
-    apply_with_changelog_state,
-    transform_with_changelog_state,
+    aggregate,
+    apply,
+    transform,
 )
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.reading.query import StateQuery
@@ -65,7 +65,7 @@ class Counted:
         return frame.selectExpr("CAST(key AS STRING) AS k", extra)
 
     def counts(self, shards: Shards = "partitions", **more: str) -> DataFrame:
-        frame = aggregate_with_changelog_state(
+        frame = aggregate(
             self.rows(**more).groupBy("k"), {"n": count()}, options=self.options(), shards=shards
         )
         return frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)
@@ -157,7 +157,7 @@ def test_partitions_that_are_added_during_a_run_stop_it(counted: Counted, admin:
 def test_timers_of_all_shards_fire_while_nothing_is_read(counted: Counted) -> None:
     """An empty micro-batch runs every shard, also one whose partition never had a record."""
     counted.feed(2, keys=1)
-    frame = transform_with_changelog_state(
+    frame = transform(
         counted.rows().groupBy("k"),
         Alarm(1000),
         "key string, value string",
@@ -213,7 +213,7 @@ def test_times_are_those_of_the_session_for_processors_and_instants_for_spark(co
     before = counted.spark.conf.get(setting)
     counted.spark.conf.set(setting, "America/New_York")
     try:
-        frame = apply_with_changelog_state(
+        frame = apply(
             counted.rows(columns="key,timestamp", extra="timestamp AS at").selectExpr("k", "at").groupBy("k"),
             _zone_and_time,
             "key string, zone string, at timestamp, past array<timestamp>",
@@ -306,9 +306,7 @@ def test_t212_counts_stay_exact_although_processes_are_killed_between_shards(
 def test_arguments_that_cannot_work_are_refused_on_the_driver(counted: Counted, topic: Any) -> None:
     def refused(error: type[Exception], match: str, frame: DataFrame, key: str, **more: Any) -> None:
         with pytest.raises(error, match=match):
-            aggregate_with_changelog_state(
-                frame, {"n": count()}, options=counted.options(), key=key, shards="partitions", **more
-            )
+            aggregate(frame, {"n": count()}, options=counted.options(), key=key, shards="partitions", **more)
 
     refused(InvalidSchemaError, "groups by v; expected the column 'key'", counted.rows(), "v")
     derived = counted.rows().selectExpr("upper(k) AS k")
@@ -318,7 +316,7 @@ def test_arguments_that_cannot_work_are_refused_on_the_driver(counted: Counted, 
     refused(InvalidOptionError, "different numbers of partitions", both, "k")
     initial = counted.spark.createDataFrame([("k0", 1)], "k string, n long")
     with pytest.raises(InvalidOptionError, match="initial_state is set and shards is 'partitions'"):
-        transform_with_changelog_state(
+        transform(
             counted.rows().groupBy("k"),
             Alarm(1000),
             "key string, value string",

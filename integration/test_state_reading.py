@@ -30,7 +30,7 @@ from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
-from kafka_eos_source.state.operator.transform import aggregate_with_changelog_state
+from kafka_eos_source.state.operator.transform import aggregate
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
@@ -156,7 +156,7 @@ class Pages:
             .load()
             .select(f.col("value").cast("string").alias("page"))
         )
-        counted = aggregate_with_changelog_state(
+        counted = aggregate(
             pages,
             self.aggregates,
             options={

@@ -44,10 +44,10 @@ def counted(rows: DataFrame, job: dict[str, Any]) -> DataFrame:
         )
         # without this use of the largest value, Spark would not keep it
         return result.where(functions.length("largest") > 0).select("key", text.alias("value"))
-    from kafka_eos_source.state import aggregate_with_changelog_state
+    from kafka_eos_source.state import aggregate
     from kafka_eos_source.state.vector import count, max_
 
-    result = aggregate_with_changelog_state(
+    result = aggregate(
         keyed, {"count": count(), "largest": max_("value")}, options=job["state"], shards=job["shards"]
     )
     return result.withColumn("value", text).drop("count", "largest")

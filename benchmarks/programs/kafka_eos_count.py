@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from kafka_eos_source.state import aggregate_with_changelog_state, transform_with_changelog_state
+from kafka_eos_source.state import aggregate, transform
 from kafka_eos_source.state.vector import count
 
 from running import session, wait
@@ -39,16 +39,10 @@ class Count(StatefulProcessor):
 
 def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> DataFrame:
     if form == "in-read":
-        return aggregate_with_changelog_state(
-            keys.groupBy("key"), {"count": count()}, options=options, shards="partitions"
-        )
+        return aggregate(keys.groupBy("key"), {"count": count()}, options=options, shards="partitions")
     if form == "columns":
-        return aggregate_with_changelog_state(
-            keys.groupBy("key"), {"count": count()}, options=options, shards=shards
-        )
-    return transform_with_changelog_state(
-        keys.groupBy("key"), Count(), "key binary, count long", options=options, shards=shards
-    )
+        return aggregate(keys.groupBy("key"), {"count": count()}, options=options, shards=shards)
+    return transform(keys.groupBy("key"), Count(), "key binary, count long", options=options, shards=shards)
 
 
 def main(

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 
 from integration.support.driver import end_with_parent
 from integration.support.session import builder
-from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate
 from kafka_eos_source.state.vector import count, tumbling
 
 WINDOW = "5 seconds"
@@ -34,7 +34,7 @@ def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     spark = builder().getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    counts = aggregate_with_changelog_state(
+    counts = aggregate(
         events(spark.readStream.format("kafka-eos").options(**spec["source"]).load()).groupBy("user"),
         {"events": count()},
         window=tumbling(WINDOW, on="time", grace="1 hour"),
@@ -43,7 +43,7 @@ def main(path: str) -> None:
         shards=2,
         options=spec["operator"],
     )
-    histogram = aggregate_with_changelog_state(
+    histogram = aggregate(
         counts.groupBy("events"),
         {"windows": count()},
         removed="removed",

@@ -19,7 +19,7 @@ from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state import shard_rows, transform_with_changelog_state
+from kafka_eos_source.state import shard_rows, transform
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
@@ -195,7 +195,7 @@ def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
     of the running counts.
     """
     if "alarm_ms" in spec:
-        return transform_with_changelog_state(
+        return transform(
             frame.groupBy("key"),
             Alarm(spec["alarm_ms"]),
             "key binary, value string",

@@ -147,8 +147,7 @@ def step_in_read(options: ReadOptions) -> StepInRead | None:
         raise invalid(
             STEP_IN_READ,
             written,
-            "the value that map_in_read, aggregate_with_changelog_state or a stateful operator with "
-            "shards='partitions' sets",
+            "the value that map_in_read, aggregate or a stateful operator with shards='partitions' sets",
         ) from error
     is_for_sink = isinstance(found, MapInRead)
     if found.is_operator != (options.operator is not None) or (options.sink is not None and not is_for_sink):

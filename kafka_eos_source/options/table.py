@@ -331,7 +331,7 @@ OPTIONS: tuple[Option, ...] = (
         (STREAM_READ,),
         values.text,
         "pickled",
-        "Internal: `map_in_read`, `aggregate_with_changelog_state` and stateful operators with "
+        "Internal: `map_in_read`, `aggregate` and stateful operators with "
         '`shards="partitions"` set it to the step of the query that the tasks run on what they read, '
         "`step.in.read.write.<option>` to the options in `write` of `map_in_read`, and "
         "`step.in.read.operator.<option>` to those of the operator. Do not set them yourself.",

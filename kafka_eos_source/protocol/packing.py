@@ -241,7 +241,7 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     except (*SHAPE_ERRORS, struct.error) as error:
         raise StateError(
             f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
-            fix=f"pass the column {CHANGELOG!r} on exactly as transform_with_changelog_state returned it.",
+            fix=f"pass the column {CHANGELOG!r} on exactly as transform returned it.",
         ) from error
     raise StateError(
         f"column {CHANGELOG!r} has version {version}, but this sink reads version {_VERSION}.",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kafka_eos_source.protocol.packing import CHANGELOG
     from kafka_eos_source.state.operator.transform import (
-        aggregate_with_changelog_state,
-        apply_with_changelog_state,
-        deduplicate_with_changelog_state,
-        transform_with_changelog_state,
+        aggregate,
+        apply,
+        deduplicate,
+        transform,
     )
     from kafka_eos_source.state.reading.live import watch_state
     from kafka_eos_source.state.reading.query import StateQuery
@@ -24,10 +24,10 @@ __all__ = [
     "CHANGELOG",
     "StateQuery",
     "TransactionalStateStore",
-    "aggregate_with_changelog_state",
-    "apply_with_changelog_state",
-    "deduplicate_with_changelog_state",
-    "transform_with_changelog_state",
+    "aggregate",
+    "apply",
+    "deduplicate",
+    "transform",
     "watch_state",
 ]
 
@@ -35,10 +35,10 @@ _MODULES = {
     "CHANGELOG": "kafka_eos_source.protocol.packing",
     "StateQuery": "kafka_eos_source.state.reading.query",
     "TransactionalStateStore": "kafka_eos_source.state.store.transactional",
-    "aggregate_with_changelog_state": "kafka_eos_source.state.operator.transform",
-    "apply_with_changelog_state": "kafka_eos_source.state.operator.transform",
-    "deduplicate_with_changelog_state": "kafka_eos_source.state.operator.transform",
-    "transform_with_changelog_state": "kafka_eos_source.state.operator.transform",
+    "aggregate": "kafka_eos_source.state.operator.transform",
+    "apply": "kafka_eos_source.state.operator.transform",
+    "deduplicate": "kafka_eos_source.state.operator.transform",
+    "transform": "kafka_eos_source.state.operator.transform",
     "watch_state": "kafka_eos_source.state.reading.live",
 }
 

@@ -25,7 +25,7 @@ from integration.support.driver import end_with_parent
 from integration.support.session import builder
 from kafka_eos_source import local_checkpoints, map_in_read
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state import CHANGELOG, aggregate_with_changelog_state
+from kafka_eos_source.state import CHANGELOG, aggregate
 from kafka_eos_source.state.vector import count, sum_
 
 _STARTS_SECONDS = 120.0
@@ -40,7 +40,7 @@ def copied(frame: DataFrame, query: Query, _spec: Mapping[str, Any]) -> DataFram
 
 def counted(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFrame:
     rows = frame.selectExpr("CAST(key AS STRING) AS key", "CAST(CAST(value AS STRING) AS BIGINT) AS number")
-    totals = aggregate_with_changelog_state(
+    totals = aggregate(
         rows.groupBy("key"),
         {"rows": count(), "total": sum_("number")},
         store=STORE,

@@ -10,7 +10,6 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import lineage, source_options
-from kafka_eos_source.option_values import duration_ms
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
@@ -26,6 +25,7 @@ from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
 from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
+from kafka_eos_source.state.vector.declarations import milliseconds
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def transform_with_changelog_state(
+def transform(
     rows: DataFrame | GroupedData,
     processor: StatefulProcessor,
     output_schema: StructType | str,
@@ -52,8 +52,8 @@ def transform_with_changelog_state(
     store: str = "state",
     shards: Shards = None,
     time_mode: TimeMode = "None",
-    event_time: str | None = None,
-    delay: str = "0s",
+    on: str | None = None,
+    grace: Duration = "0s",
     style: RowStyle = "rows",
     initial_state: DataFrame | None = None,
 ) -> DataFrame:
@@ -75,8 +75,8 @@ def transform_with_changelog_state(
             requires a grouping by the record's key, and one source whose columns are only selected, renamed
             or cast to string; see ``docs/state.md``.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``.
-        event_time: the timestamp column with the event time.
-        delay: how far the watermark lags behind the largest event time, as a duration.
+        on: name of the timestamp column with the event time; required with ``"EventTime"``.
+        grace: how far the watermark lags behind the largest event time, so how late a row may be.
         style: ``"rows"`` for processors that take rows, ``"pandas"`` for those written for
             ``transformWithStateInPandas``.
         initial_state: batch frame with the key columns, for ``handleInitialState`` in the first batch;
@@ -101,8 +101,8 @@ def transform_with_changelog_state(
             data,
             as_struct(output_schema, "the output"),
             time_mode=time_mode,
-            event_time=event_time,
-            delay_ms=duration_ms("delay", delay),
+            event_time=on,
+            delay_ms=milliseconds("grace", grace),
             rows=style,
             timezone=zone,
             initial=initial,
@@ -135,11 +135,11 @@ def transform_with_changelog_state(
         store=store,
         shards=shards,
         options=options,
-        has_event_times=event_time is not None,
+        has_event_times=on is not None,
     )
 
 
-def aggregate_with_changelog_state(
+def aggregate(
     rows: DataFrame | GroupedData,
     aggregates: Mapping[str, Aggregate],
     *,
@@ -156,7 +156,7 @@ def aggregate_with_changelog_state(
     """Aggregates rows by key, and optionally by window; computes on Arrow columns.
 
     Args:
-        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        rows, options, key, store, shards: as in `transform`.
         aggregates: aggregates by the name of their result column:
             ``{"views": count(), "longest": max_("seconds")}``.
         window: ``tumbling``, ``hopping`` or ``session`` from `state.vector`; None for no window.
@@ -182,8 +182,8 @@ def aggregate_with_changelog_state(
         rows, and `CHANGELOG`.
 
     Raises:
-        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
-        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
     # Drop the other columns, because Spark would convert them to rows and back.
@@ -221,7 +221,7 @@ def aggregate_with_changelog_state(
     )
 
 
-def apply_with_changelog_state(
+def apply(
     rows: DataFrame | GroupedData,
     function: Function,
     output_schema: StructType | str,
@@ -231,17 +231,17 @@ def apply_with_changelog_state(
     key: str | Sequence[str] | None = None,
     store: str = "state",
     shards: Shards = None,
-    event_time: str | None = None,
+    on: str | None = None,
     version: str = "1",
 ) -> DataFrame:
     """Applies a function to Arrow batches and the state of their keys, many keys in each call.
 
     Args:
-        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        rows, options, key, store, shards: as in `transform`.
         function: takes a `state.vector.KeyedBatch`; returns its output rows and the new state of its keys.
         output_schema: schema of the rows that the function returns.
         state_schema: columns of the state of a key.
-        event_time: column whose largest value determines the watermark; None for no watermark.
+        on: name of the event-time column, whose largest value is the watermark; None for no watermark.
         version: version of the state. Change it when the meaning of the state's columns changes without a
             change of the schema; the operator then refuses older state.
 
@@ -249,8 +249,8 @@ def apply_with_changelog_state(
         The output columns and `CHANGELOG`.
 
     Raises:
-        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
-        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
     zone = _timezone(frame)
@@ -260,7 +260,7 @@ def apply_with_changelog_state(
         function,
         output=arrow_schema(as_struct(output_schema, "the output"), zone),
         state=arrow_schema(as_struct(state_schema, "the state"), zone),
-        event_time=event_time,
+        event_time=on,
         version=version,
     )
     return with_operator(
@@ -270,11 +270,11 @@ def apply_with_changelog_state(
         store=store,
         shards=shards,
         options=options,
-        has_event_times=event_time is not None,
+        has_event_times=on is not None,
     )
 
 
-def deduplicate_with_changelog_state(
+def deduplicate(
     rows: DataFrame | GroupedData,
     *,
     options: Mapping[str, str],
@@ -289,7 +289,7 @@ def deduplicate_with_changelog_state(
     """Passes the first row of each key and drops its duplicates.
 
     Args:
-        rows, options, key, store, shards: as in `transform_with_changelog_state`.
+        rows, options, key, store, shards: as in `transform`.
         within: largest distance in event time between duplicates; None for no limit, in which case the state
             grows with every new key.
         on: the event time column; required with ``within``.
@@ -300,8 +300,8 @@ def deduplicate_with_changelog_state(
         All columns and `CHANGELOG`.
 
     Raises:
-        InvalidOptionError, InvalidSchemaError: see `transform_with_changelog_state`.
-        StateMismatchError, ChangelogError, UnavailableError: see `transform_with_changelog_state`.
+        InvalidOptionError, InvalidSchemaError: see `transform`.
+        StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))

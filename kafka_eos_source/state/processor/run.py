@@ -388,7 +388,7 @@ class StatefulProcessorRunner:
         if self.time_mode == "EventTime" and self._event_time is None:
             raise InvalidOptionError(
                 "time_mode is 'EventTime', but event_time does not name a column.",
-                fix="set event_time, and a delay for late rows.",
+                fix="set on=, the column with the event time, and grace= for late rows.",
             )
         if self._event_time is not None:
             if self._event_time not in names:

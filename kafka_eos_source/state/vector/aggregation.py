@@ -108,7 +108,7 @@ def accumulator(
         raise _not_retractable(
             name,
             f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",
-            "aggregate with count, sum_ or mean; for another aggregate use transform_with_changelog_state "
+            "aggregate with count, sum_ or mean; for another aggregate use transform "
             "with a map of the values and how often each occurs.",
         )
     if aggregate.kind == "latest":

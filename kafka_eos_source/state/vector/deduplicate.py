@@ -45,7 +45,7 @@ _PASSED = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("pa
 class DeduplicateProcessor(Declared):
     """Passes the first row of each key, with all its columns, and drops the duplicates.
 
-    It implements `state.model.ShardProcessor`; `deduplicate_with_changelog_state` creates it for a streaming
+    It implements `state.model.ShardProcessor`; `deduplicate` creates it for a streaming
     DataFrame.
 
     Without ``within``, the state keeps every key forever. With ``within``, a row is a duplicate if an

@@ -70,7 +70,7 @@ Function = Callable[[KeyedBatch], tuple[pa.RecordBatch | pa.Table | None, pa.Str
 class FunctionProcessor(Declared):
     """Calls a user's function with batches of rows and the state of their keys.
 
-    It implements `state.model.ShardProcessor`; `apply_with_changelog_state` creates it for a streaming
+    It implements `state.model.ShardProcessor`; `apply` creates it for a streaming
     DataFrame.
 
     Each call receives up to about 500,000 rows. If a key has rows in two calls of a micro-batch, the second

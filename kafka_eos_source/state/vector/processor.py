@@ -44,7 +44,7 @@ KEYED_ROWS = 1 << 17
 class AggregateProcessor(Declared):
     """Computes aggregates by key, or by key and window.
 
-    It implements `state.model.ShardProcessor`; `aggregate_with_changelog_state` creates it for a streaming
+    It implements `state.model.ShardProcessor`; `aggregate` creates it for a streaming
     DataFrame.
 
     With ``emit="on_update"``, each micro-batch emits one row for each key, or key and window, that it
