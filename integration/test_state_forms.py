@@ -142,7 +142,7 @@ def test_a_stateful_processor_continues_from_an_initial_state(stage: Stage) -> N
         ({"shards": "4"}, r"shards is '4'; expected a whole number"),
         ({"shards": True}, r"shards is True; expected a whole number"),
         ({"store": "a b"}, r"store 'a b' of application.id"),
-        ({"delay": "soon"}, r"delay"),
+        ({"grace": "soon"}, r"grace"),
         ({"time_mode": "Sometimes"}, r"time_mode is 'Sometimes'"),
     ],
 )
