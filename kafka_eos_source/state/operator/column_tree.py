@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_eos_source.errors import InvalidSchemaError
@@ -26,7 +26,7 @@ class Node:
         source: the node of Spark that this one stands for; None if it was read from text.
     """
 
-    source: Any
+    source: Any = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,11 @@ class Constant(Node):
 
 @dataclass(frozen=True)
 class Star(Node):
-    """All columns: ``*``, or ``t.*`` with the target ``t.*``."""
+    """All columns.
+
+    Attributes:
+        target: what the columns belong to, as in ``t.*`` or ``df["*"]``; None for ``*``.
+    """
 
     target: str | None = None
 
@@ -158,6 +162,9 @@ def calls(node: Node) -> Iterator[Call]:
 
 # ------------------------------------------------------------------ columns
 
+#: Target of a star that was taken from a frame: ``df["*"]``.
+_STAR_OF_FRAME = "df['*']"
+
 
 def tree(column: Any) -> Node:
     """Returns the expression tree of a ``Column`` of a classic session or of Spark Connect."""
@@ -200,7 +207,9 @@ def _classic(node: Any) -> Node:
             return Constant(node, node.value())
         case "UnresolvedStar":
             target = node.unparsedTarget()
-            return Star(node, str(target.get()) if target.isDefined() else None)
+            if target.isDefined():
+                return Star(node, str(target.get()))
+            return Star(node, _STAR_OF_FRAME if node.planId().isDefined() else None)
         case "Alias":
             names = tuple(map(str, _each(node.name())))
             return Alias(node, _classic(node.child()), names, bool(node.metadata().isDefined()))
@@ -223,7 +232,8 @@ def _connect(node: Any) -> Node:
         case "LiteralExpression":
             return Constant(node, node._value)
         case "UnresolvedStar":
-            return Star(node, node._unparsed_target)
+            of_frame = None if node._plan_id is None else _STAR_OF_FRAME
+            return Star(node, node._unparsed_target or of_frame)
         case "ColumnAlias":
             return Alias(node, _connect(node._child), tuple(node._alias), bool(node._metadata))
         case "SQLExpression":
