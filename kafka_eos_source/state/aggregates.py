@@ -96,11 +96,9 @@ class Aggregate:
     settings: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        shown = [*self.inputs]
-        if self.by:
-            shown.append(f"by {', '.join(self.by)}")
+        shown = [", ".join(self.inputs) + (f" by {', '.join(self.by)}" if self.by else "")]
         shown += [f"{name}={value}" for name, value in self.settings]
-        return f"{self.kind}({', '.join(shown)})"
+        return f"{self.kind}({', '.join(filter(None, shown))})"
 
     def __getitem__(self, setting: str) -> Any:
         """Returns the value of a setting.

@@ -27,10 +27,10 @@ from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
 from kafka_eos_source.state.vector import AggregateProcessor
-from kafka_eos_source.state.vector.declarations import milliseconds
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.windows import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.declarations import Duration, Window
+    from kafka_eos_source.state.vector.windows import Duration, Window
 
 
 _log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def aggregate(
             window and its grace.
         removed: name of a boolean column; the aggregates take back the rows in which it is true. Set it to
             ``"removed"`` if the rows come from an aggregation with ``emit="changes"``. Only count, and sum
-            and mean of integers and decimals, can take rows back.
+            and avg of integers and decimals, can take rows back.
         at_most_every: time span, such as ``"1 minute"``. A changed result is emitted when the span has passed
             since its first change that was not emitted, and when its window closes; so each key and window
             emits at most one result per span. The span is event time if there is a window, and processing
