@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.operator.spark_aggregates import NAMES, read_aggregates
+from tests import ROOT
 
 F = pytest.importorskip("pyspark.sql.connect.functions")
 Window = pytest.importorskip("pyspark.sql.connect.window").Window
@@ -62,8 +65,10 @@ class Frame:
 
 def read(aggregate: Any, frame: Frame | None = None, result: str = "r") -> tuple[Aggregate, dict[str, str]]:
     """Returns the declaration of one aggregate, and the columns that were computed for it."""
-    found, aggregates = read_aggregates(frame or Frame(), {result: aggregate})  # type: ignore[arg-type]
-    return aggregates[result], found.computed  # type: ignore[attr-defined]
+    given: Any = frame or Frame()
+    found: Any
+    found, aggregates = read_aggregates(given, {result: aggregate})
+    return aggregates[result], found.computed
 
 
 def refusal(aggregate: Any, frame: Frame | None = None, result: str = "r") -> str:
@@ -147,7 +152,7 @@ def test_the_tables_of_this_test_have_each_function() -> None:
 @pytest.mark.parametrize("name", ONE_COLUMN)
 def test_a_function_of_a_column(name: str, form: str) -> None:
     function = getattr(F, name)
-    written = {
+    written: dict[str, Callable[[], Any]] = {
         "name": lambda: function("x"),
         "column": lambda: function(F.col("x")),
         "alias of the operand": lambda: function(F.col("x").alias("other")),
@@ -378,3 +383,13 @@ def test_each_name_is_a_function_of_spark_that_can_be_called_with_columns() -> N
 def test_any_text_is_read_or_refused(name: str, rest: str) -> None:
     with contextlib.suppress(InvalidSchemaError, InvalidOptionError):
         assert isinstance(read(name + rest)[0], Aggregate)
+
+
+def test_the_documentation_lists_the_same_names() -> None:
+    page = (ROOT / "docs" / "aggregates.md").read_text("utf-8")
+    section = page.partition("## In Spark's words")[2].partition("\n## ")[0]
+    table = section.partition("| Spark | declaration")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
+    assert {name for spark, _ in rows for name in re.findall(r"`(\w+)`", spark)} == set(NAMES)
+    declared = {name for _, ours in rows for name in re.findall(r"`(\w+)`", ours)}
+    assert all(callable(getattr(agg, name)) for name in declared)
