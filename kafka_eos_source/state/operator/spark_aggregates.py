@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, functions
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state import aggregates as declared
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.operator.column_tree import (
@@ -192,7 +193,7 @@ class _Reader:
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
-        self._columns: list[str] = list(frame.columns)
+        self._columns = [name for name in frame.columns if name != CHANGELOG]
         self._computed: dict[str, Column] = {}
         self._shown: dict[str, str] = {}
 
