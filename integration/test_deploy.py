@@ -110,7 +110,9 @@ from kafka_eos_source.state import CHANGELOG, aggregate
 spark = SparkSession.builder.remote("sc://127.0.0.1:15002").getOrCreate()
 kafka = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 rows = (
-    spark.readStream.format("kafka-eos").options(**kafka, subscribe="flights", startingOffsets="earliest").load()
+    spark.readStream.format("kafka-eos")
+    .options(**kafka, subscribe="flights", startingOffsets="earliest")
+    .load()
     .selectExpr("'all' AS k", "CAST(CAST(value AS STRING) AS INT) AS n", "timestamp")
 )
 words = {"odd": F.count_if(rows["n"] % 2 == 1), "n": "count(*)", "twice": F.sum(F.col("n") * 2)}
@@ -119,11 +121,13 @@ try:
     aggregate(rows.withWatermark("timestamp", "1 minute").groupBy("k"), words, options=own)
 except InvalidOptionError as error:
     assert "grace='1 minute'" in str(error), error
+else:
+    raise SystemExit("a watermark was accepted")
 counted = aggregate(rows.groupBy("k"), words, options=own, shards=1)
 query = (
     counted.selectExpr("k AS key", "to_json(struct(odd, n, twice)) AS value", CHANGELOG)
     .writeStream.format("kafka-eos").trigger(availableNow=True)
-    .options(**kafka, **{"application.id": "words"}, topic="delays", checkpointLocation="/data/checkpoints/words")
+    .options(**kafka, **{"application.id": "words"}, topic="delays", checkpointLocation="/data/words")
     .start()
 )
 query.awaitTermination()

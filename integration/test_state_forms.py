@@ -166,7 +166,7 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
     words = {
         "n": sf.count("*"),
         "size": sf.sum(sf.length("v")),
-    }  # a computed column beside the changelog column
+    }  # computed beside the changelog column
     second = aggregate(first.groupBy("k"), words, options=stage.options(), shards=3)
     stage.run(second.selectExpr("k AS key", "to_json(struct(n, size)) AS value", CHANGELOG))
     counted = [json.loads(values[-1]) for values in stage.results().values()]
