@@ -280,7 +280,6 @@ def test_aggregates_in_sparks_words_have_the_results_of_spark(stage: Stage) -> N
 
 
 WINDOW = tumbling("1 hour", on="at", grace="1 hour")
-AGGREGATES = {"n": agg.count(), "last": agg.last("v", by="offset"), "longest": agg.max("v")}
 
 
 @pytest.mark.core
@@ -295,7 +294,7 @@ def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
     def run(combine: Any) -> StreamingQuery:
         frame = aggregate(
             rows.select("v", "at", "k", "offset").groupBy("k"),
-            AGGREGATES,
+            {"n": sf.count("*"), "last": agg.last("v", by="offset"), "longest": sf.max(rows["v"])},
             options=stage.options(),
             shards=2,
             window=window,
