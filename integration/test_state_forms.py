@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from integration.support.kafka import Admin, produce, read_back
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
@@ -258,6 +258,8 @@ def test_aggregates_in_sparks_words_have_the_results_of_spark(stage: Stage) -> N
     in_spark = {**texts, "t_rows": "count(*)"}
     results = [*words, *texts]
     value = f"to_json(struct({', '.join(f'`{name}`' for name in results)})) AS value"
+    with pytest.raises(InvalidSchemaError, match="UNSUPPORTED_GENERATOR"):  # it would multiply the rows
+        aggregate(rows.groupBy("k"), {"n": sf.max(sf.explode(sf.array(n, n)))}, options=stage.options())
     frame = aggregate(rows.groupBy("k"), {**words, **texts}, options=stage.options(), shards=2)
     assert [*frame.columns] == ["k", *results, CHANGELOG]
     stage.run(frame.selectExpr("k AS key", value, CHANGELOG))
