@@ -46,6 +46,7 @@
             ├── ChangelogError      the changelog topic has wrong settings, or lost its first records
             ├── StateLostError      a batch was committed without its state changes
             ├── OffsetWentBackError a changelog offset would become smaller
+            ├── AggregateLimitError an aggregate would keep more values of a group than the limit
             └── StatefulProcessorError  a StatefulProcessor used its handle, state or timers wrongly
 
 The classes follow KIP-1050 (one category, one action) and not Kafka's error codes. Each message starts with a
@@ -355,3 +356,9 @@ class StatefulProcessorError(StateError):
     """A `StatefulProcessor` did what Spark's handle refuses. The message begins with Spark's condition."""
 
     condition = "KAFKA_EOS.STATEFUL_PROCESSOR"
+
+
+class AggregateLimitError(StateError):
+    """An aggregate would keep more values of one group than ``state.aggregate.max.values``."""
+
+    condition = "KAFKA_EOS.AGGREGATE_LIMIT"

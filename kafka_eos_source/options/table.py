@@ -678,6 +678,16 @@ OPTIONS: tuple[Option, ...] = (
         shown_default="`24h`",
     ),
     Option(
+        "state.aggregate.max.values",
+        STATE,
+        values.integer(1),
+        "integer",
+        "How many distinct values, or entries of a list, `count_distinct`, `collect_set` and `collect_list` may keep "
+        "of one group. A group with more fails the micro-batch with `KAFKA_EOS.AGGREGATE_LIMIT`. Each micro-batch "
+        "that changes a group reads and rewrites all values that it keeps: 10,000 integers are 80 kB.",
+        default=10_000,
+    ),
+    Option(
         "state.clock.max.ahead",
         STATE,
         values.duration_ms,

@@ -49,6 +49,7 @@ class StateOptions:
     wal_sync: bool
     event_time_max_ahead_ms: int
     clock_max_ahead_ms: int
+    aggregate_max_values: int
     lock_timeout_ms: int
     timeout_ms: int
     missing_state: str
@@ -112,6 +113,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         wal_sync=values["state.wal.sync"],
         event_time_max_ahead_ms=values["state.event.time.max.ahead"],
         clock_max_ahead_ms=values["state.clock.max.ahead"],
+        aggregate_max_values=values["state.aggregate.max.values"],
         lock_timeout_ms=values["state.lock.timeout.ms"],
         timeout_ms=values["state.timeout.ms"],
         missing_state=values["onMissingState"],

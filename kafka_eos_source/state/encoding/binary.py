@@ -21,6 +21,7 @@ A row is first a cell for each column, then the bodies of variable length::
 
     fixed-width column       cell: [0 for null, 1 otherwise (1 byte)] │ value as above, zeros for null
     variable-length column   cell: length of the body (4, big endian), 0xffffffff for null · body: the bytes
+    array                    as variable length · body: number of elements (4, big endian) │ cells │ bodies
 
 The cells of a column are at the same position in all rows, so a column is a slice of the matrix of cells.
 """
@@ -185,6 +186,33 @@ def is_float(type_: pa.DataType) -> bool:
     return any(is_type(type_) for is_type in _FLOATS)
 
 
+def is_list(type_: pa.DataType) -> bool:
+    """Whether the type is an array of values that a cell can hold."""
+    return bool(pa.types.is_list(type_)) and (
+        is_variable(type_.value_type) or width(type_.value_type) is not None
+    )
+
+
+def check_cells(schema: pa.Schema) -> None:
+    """Checks that a cell can hold each value of some columns, so that none is an array.
+
+    Raises:
+        InvalidSchemaError: if a column has another type.
+    """
+    for field in schema:
+        if width(field.type) is None and not is_variable(field.type):
+            raise unsupported(field)
+
+
+def unsupported(field: pa.Field) -> InvalidSchemaError:
+    """Returns the error for a column of a type that state cannot hold."""
+    return InvalidSchemaError(
+        f"column {field.name!r} is {field.type}, which state cannot hold.",
+        fix="use bool, int8 to int64, float, double, decimal (38 digits), string, binary, date "
+        "or timestamp; replace a struct by its fields.",
+    )
+
+
 def width(type_: pa.DataType) -> int | None:
     """Returns the bytes per value of this type; None if the width varies or the type is not supported."""
     if pa.types.is_boolean(type_):
@@ -293,6 +321,7 @@ class _Cell:
         end: end of the cell (exclusive).
         variable: whether the column has variable length.
         nullable: whether a fixed-width cell begins with a null byte.
+        elements: codec of the elements of an array; None for another type.
     """
 
     type: pa.DataType
@@ -300,6 +329,7 @@ class _Cell:
     end: int
     variable: bool
     nullable: bool
+    elements: RowCodec | None
 
 
 class RowCodec:
@@ -307,7 +337,8 @@ class RowCodec:
 
     Args:
         schema: columns of type bool, int8 to int64, float, double, decimal, string, binary, date, time or
-            timestamp. Columns that are not nullable have no null byte.
+            timestamp, or arrays of them without null elements. Columns that are not nullable have no null
+            byte.
         normalize: whether to encode -0.0 as 0.0 and every NaN as the same value, as Spark does for grouping.
         lead: bytes with which every row begins, usually a version.
 
@@ -322,16 +353,13 @@ class RowCodec:
         self._cells: list[_Cell] = []
         at = len(lead)
         for field in schema:
-            variable = is_variable(field.type)
+            elements = RowCodec(_elements(field)) if is_list(field.type) else None
+            variable = is_variable(field.type) or elements is not None
             size = 4 if variable else width(field.type)
             if size is None:
-                raise InvalidSchemaError(
-                    f"column {field.name!r} is {field.type}, which state cannot hold.",
-                    fix="use bool, int8 to int64, float, double, decimal (38 digits), string, binary, date "
-                    "or timestamp; replace a struct by its fields.",
-                )
+                raise unsupported(field)
             end = at + size + (field.nullable and not variable)
-            self._cells.append(_Cell(field.type, at, end, variable, field.nullable))
+            self._cells.append(_Cell(field.type, at, end, variable, field.nullable, elements))
             at = end
         #: Total width of the cells of a row, in bytes.
         self.width = at
@@ -364,7 +392,7 @@ class RowCodec:
                     f"there is a null in column {field.name!r}, which is declared not nullable."
                 )
             if cell.variable:
-                body = to_binary(column)
+                body = to_binary(column) if cell.elements is None else _list_bodies(column, cell.elements)
                 bodies.append(body)
                 lengths = np.diff(offsets(body)).astype(np.int64)
                 if column.null_count:
@@ -413,9 +441,55 @@ class RowCodec:
                 columns.append(unpack(head[:, cell.start + cell.nullable : cell.end], cell.type, is_valid))
                 continue
             is_valid, lengths = _lengths(head, cell)
-            columns.append(_variable(bodies, starts, starts + lengths, is_valid, cell.type))
+            body = _variable(bodies, starts, starts + lengths, is_valid)
+            columns.append(of_type(body, cell.type) if cell.elements is None else _lists(body, cell))
             starts = starts + lengths
         return columns, starts
+
+    def encode_lists(self, lead: Bytes, counts: Ints, columns: Sequence[pa.Array]) -> pa.BinaryArray:
+        """Encodes several rows as one value: what leads, the cells of all its rows, and then their bodies.
+
+        Args:
+            lead: bytes with which each value begins, as a matrix.
+            counts: number of rows of each value.
+            columns: columns of all rows, value after value.
+        """
+        cells, bodies = self.split(columns)
+        firsts = np.concatenate([[0], np.cumsum(counts)])
+        parts = [from_matrix(lead), from_parts(firsts * self.width, cells.reshape(-1))]
+        if bodies:
+            whole = join(*bodies)
+            parts.append(from_parts(offsets(whole)[firsts], data(whole)))
+        return join(*parts)
+
+    def decode_lists(self, values: pa.BinaryArray, lead: int, counts: Ints) -> list[pa.Array]:
+        """Decodes the columns of all rows of values that `encode_lists` encoded.
+
+        Args:
+            values: the values, none of which is null.
+            lead: number of bytes with which each value begins.
+            counts: number of rows of each value.
+
+        Raises:
+            ValueError: if a value is damaged.
+        """
+        begins = offsets(values).astype(np.int64)
+        ends_of_cells = begins[:-1] + lead + counts * self.width
+        if bool((ends_of_cells > begins[1:]).any()):
+            raise ValueError("an encoded list is shorter than its rows")
+        firsts = np.cumsum(counts) - counts
+        number = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+        starts = np.repeat(begins[:-1] + lead, counts) + number * self.width
+        cells = head(substrings(starts, starts + self.width, data(values)), self.width)
+        lengths = self.body_lengths(cells)
+        before = np.cumsum(lengths) - lengths
+        of_value = np.concatenate([before, [lengths.sum()]])[firsts]
+        bodies = np.repeat(ends_of_cells - of_value, counts) + before
+        totals = np.add.reduceat(np.append(lengths, 0), firsts) * (counts > 0) if len(counts) else counts
+        if not bool((ends_of_cells + totals == begins[1:]).all()):
+            raise ValueError("an encoded list is longer or shorter than its rows")
+        columns, _ = self.cut(cells, values, bodies)
+        return columns
 
     def body_lengths(self, head: Bytes) -> Ints:
         """Returns the total length of the bodies of each row, given the cells of all rows."""
@@ -442,13 +516,65 @@ def _lengths(head: Bytes, cell: _Cell) -> tuple[NDArray[np.bool_], Ints]:
     return is_valid, np.where(is_valid, lengths, 0)
 
 
-def _variable(
-    rows: pa.BinaryArray, starts: Ints, ends: Ints, is_valid: NDArray[np.bool_], type_: pa.DataType
-) -> pa.Array:
+def _variable(rows: pa.BinaryArray, starts: Ints, ends: Ints, is_valid: NDArray[np.bool_]) -> pa.BinaryArray:
     if len(ends) and int(ends.max()) > data(rows).size:
         raise ValueError("a value is shorter than its columns")
     column = substrings(starts, ends, data(rows))
     if not bool(is_valid.all()):
         parts = [bitmap(is_valid), *column.buffers()[1:]]
         column = pa.Array.from_buffers(pa.binary(), len(column), parts)
-    return of_type(column, type_)
+    return column
+
+
+# ---------------------------------------- arrays, and other lists of rows
+
+_COUNT_BYTES = 4
+
+
+def _elements(field: pa.Field) -> pa.Schema:
+    name = f"elements of {field.name}"
+    return pa.schema([pa.field(name, field.type.value_type, nullable=False)])
+
+
+def _list_bodies(column: pa.ListArray, elements: RowCodec) -> pa.BinaryArray:
+    """Returns the body of each array; an empty one for null."""
+    counts = list_lengths(column)
+    lead = counts.astype(">u4").view(np.uint8).reshape(-1, _COUNT_BYTES)
+    bodies = elements.encode_lists(lead, counts, [column.flatten()])
+    if not column.null_count:
+        return bodies
+    return pa.Array.from_buffers(pa.binary(), len(bodies), [bitmap(valid(column)), *bodies.buffers()[1:]])
+
+
+def _lists(bodies: pa.BinaryArray, cell: _Cell) -> pa.ListArray:
+    """Returns the arrays with these bodies.
+
+    Raises:
+        ValueError: if a body is damaged.
+    """
+    assert cell.elements is not None
+    present = valid(bodies)
+    counts = np.zeros(len(bodies), np.int64)
+    bodies = bodies.drop_null()
+    lead = np.ascontiguousarray(head(bodies, _COUNT_BYTES))
+    own = lead.reshape(-1).view(">u4").astype(np.int64)
+    counts[present] = own
+    (values,) = cell.elements.decode_lists(bodies, _COUNT_BYTES, own)
+    return lists_of(values, counts, cell.type, present)
+
+
+def list_lengths(column: pa.ListArray) -> Ints:
+    """Returns the number of elements of each array; 0 for null."""
+    return np.asarray(pc.list_value_length(column).fill_null(0), np.int64)
+
+
+def lists_of(
+    values: pa.Array, counts: Ints, type_: pa.DataType, is_valid: NDArray[np.bool_] | None = None
+) -> pa.ListArray:
+    """Returns arrays with these numbers of elements, which follow one another in ``values``."""
+    begins = np.concatenate([[0], np.cumsum(counts)])
+    if begins[-1] > np.iinfo(np.int32).max:
+        raise OverflowError(f"{begins[-1]} elements exceed the 2^31 that one Arrow array of lists holds")
+    nulls = None if is_valid is None else bitmap(is_valid)
+    parts = [nulls, pa.py_buffer(begins.astype(np.int32))]
+    return pa.Array.from_buffers(type_, len(counts), parts, children=[values])

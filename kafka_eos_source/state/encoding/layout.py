@@ -129,6 +129,7 @@ class KeyCodec:
         if not len(schema):
             raise InvalidSchemaError("there is no grouping column.", fix="group by at least one column.")
         self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        binary.check_cells(self.schema)
         self._rows = RowCodec(self.schema, normalize=True)
         self._single: pa.DataType | None = schema.field(0).type if len(schema) == 1 else None
 

@@ -205,6 +205,7 @@ def aggregate(
         emit=emit,
         removed=removed,
         at_most_every=at_most_every,
+        max_values=parse_state(options).aggregate_max_values,
     )
     packed_schema = None
     if combine and shards != PARTITIONS:

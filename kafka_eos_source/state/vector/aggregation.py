@@ -1,22 +1,7 @@
-"""Computes aggregates: how each turns rows into partial states, merges them, and computes the result.
-
-The state of an aggregate is one or more columns with one row per group. The result must not depend on how
-the rows were split before they reached the state. There are three ways to compute a state:
-
-* ``plan_rows`` plans an Arrow grouping of input rows;
-* ``plan_states`` plans an Arrow grouping of states that were computed from parts of the rows;
-* ``combine`` merges two states of the same groups, row by row: the stored one and the one of this batch.
-
-Count, sum and avg of numbers that add up exactly can also take rows back, which a boolean column of the
-input marks. Such a row cancels an equal row that the group received before, in this batch or in an earlier
-one.
-
-`Aggregation` computes all aggregates of a processor together, with one grouping of the rows.
-"""
+"""All aggregates of a processor together: one grouping of the rows computes the states of all of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,57 +10,32 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError, StateError, StateFormatError
 from kafka_eos_source.state.aggregates import Aggregate
-from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.describe import fields_from_json, fields_to_json
-from kafka_eos_source.state.vector.arrays import (
-    NO_NULLS_ONLY,
-    ZERO_FOR_NULLS,
-    Plan,
-    Ranks,
-    Request,
-    add_sums,
-    comparable,
-    divide_sums,
-    from_comparable,
-    group,
-    less,
-    mean_type,
-    not_before,
-    plan_sum,
-    sum_type,
+from kafka_eos_source.state.vector.accumulators import (
+    Accumulator,
+    Count,
+    CountedSum,
+    Extreme,
+    Moments,
+    Picked,
+    Sum,
+    not_retractable,
 )
+from kafka_eos_source.state.vector.arrays import Plan, Request, group
+from kafka_eos_source.state.vector.sketches import DistinctSketch, Quantiles
+from kafka_eos_source.state.vector.value_lists import MAX_VALUES, ValueLists
 
-
-class Accumulator(ABC):
-    """Computes one aggregate over columns of known types.
-
-    Attributes:
-        state: fields of the state's columns; their names begin with the name of the result.
-        result: type of the result.
-    """
-
-    state: list[pa.Field]
-    result: pa.DataType
-
-    @abstractmethod
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        """Plans how to compute states from input rows, given as columns by name."""
-
-    @abstractmethod
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        """Plans how to merge states that were computed from parts of the rows."""
-
-    @abstractmethod
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        """Merges two states of the same groups row by row; see `Aggregation.combine`."""
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Computes the result of each group from its state."""
-        return states[0]
+_FIRST_OR_LAST = ("first", "last", "max_by", "min_by")
+_MOMENTS = ("stddev_pop", "stddev_samp", "var_pop", "var_samp")
+_LISTS = ("collect_list", "collect_set", "count_distinct")
 
 
 def accumulator(
-    name: str, aggregate: Aggregate, schema: pa.Schema, removed: str | None = None
+    name: str,
+    aggregate: Aggregate,
+    schema: pa.Schema,
+    removed: str | None = None,
+    max_values: int = MAX_VALUES,
 ) -> Accumulator:
     """Returns the accumulator of a declared aggregate.
 
@@ -84,6 +44,7 @@ def accumulator(
         aggregate: the declaration.
         schema: columns of the input rows.
         removed: name of the column that marks the rows to take back; None = no row is taken back.
+        max_values: largest number of values that the state of a group may keep.
 
     Raises:
         InvalidSchemaError: if a column is missing, or has a type that the aggregate does not support; or if
@@ -98,247 +59,36 @@ def accumulator(
                 fix=f"use one of the columns {', '.join(schema.names)}.",
             )
         types.append(schema.field(column).type)
-    if aggregate.kind == "count":
-        return _Count(name, aggregate.inputs[0] if aggregate.inputs else None, removed)
-    if aggregate.kind == "avg" or (aggregate.kind == "sum" and removed is not None):
-        return _CountedSum(name, aggregate, types[0], removed)
-    if aggregate.kind == "sum":
-        return _Sum(name, aggregate, types[0])
+    kind = aggregate.kind
+    if kind == "count":
+        return Count(name, aggregate.inputs[0] if aggregate.inputs else None, removed)
+    if kind == "avg" or (kind == "sum" and removed is not None):
+        return CountedSum(name, aggregate, types[0], removed)
+    if kind == "sum":
+        return Sum(name, aggregate, types[0])
     if removed is not None:
-        raise _not_retractable(
+        raise not_retractable(
             name,
-            f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",
+            f"is {kind}, which cannot forget a value",
             "aggregate with count, sum or avg; for another aggregate use transform "
             "with a map of the values and how often each occurs.",
         )
-    if aggregate.kind == "last":
-        return _Last(name, aggregate, types)
-    if aggregate.kind in ("min", "max"):
-        return _Extreme(name, aggregate, types)
+    if kind in _FIRST_OR_LAST:
+        return Picked(name, aggregate, types)
+    if kind in ("min", "max", "bool_and", "bool_or"):
+        return Extreme(name, aggregate, types)
+    if kind in _MOMENTS:
+        return Moments(name, aggregate, types[0])
+    if kind in _LISTS:
+        return ValueLists(name, aggregate, types, max_values)
+    if kind == "approx_count_distinct":
+        return DistinctSketch(name, aggregate, types[0])
+    if kind == "percentile_approx":
+        return Quantiles(name, aggregate, types[0])
     raise StateFormatError(
-        f"aggregate {name!r} has the kind {aggregate.kind!r}, which this version does not know.",
+        f"aggregate {name!r} has the kind {kind!r}, which this version does not know.",
         fix="use the version of kafka-eos that wrote it, or a later one.",
     )
-
-
-class _Count(Accumulator):
-    """The aggregate count; the state is the number of rows, or of values, that were not taken back.
-
-    Args:
-        name: name of the result.
-        column: the column whose values are counted; None = count rows.
-        removed: name of the column that marks the rows to take back; None = no row is taken back.
-    """
-
-    def __init__(self, name: str, column: str | None, removed: str | None) -> None:
-        self._column = column
-        self._removed = removed
-        self.state = [pa.field(f"{name}__count", pa.int64(), nullable=False)]
-        self.result = pa.int64()
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        if self._removed is not None:
-            signs = pc.if_else(_is_removed(rows, self._removed), -1, 1)
-            if self._column is not None:
-                signs = pc.if_else(rows[self._column].is_valid(), signs, 0)
-            return Plan([(signs, "sum", ZERO_FOR_NULLS)], lambda sums: [sums[0].cast(pa.int64())])
-        if self._column is None:
-            return Plan([(None, "count_all", None)], lambda counts: counts)
-        return Plan([(rows[self._column], "count", pc.CountOptions("only_valid"))], lambda counts: counts)
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        return Plan([(states[0], "sum", ZERO_FOR_NULLS)], lambda sums: sums)
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [pc.add(old[0], new[0])]
-
-
-class _Sum(Accumulator):
-    """The aggregate sum; the state is the sum so far."""
-
-    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType) -> None:
-        self._column = aggregate.inputs[0]
-        self.result = _sum_type(name, aggregate, type_)
-        self.state = [pa.field(f"{name}__sum", self.result)]
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        return plan_sum(rows[self._column], self.result, self._column)
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        return plan_sum(states[0], self.result, self._column)
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [add_sums(old[0], new[0], self._column)]
-
-
-class _CountedSum(Accumulator):
-    """The aggregate avg, and the aggregate sum if rows are taken back.
-
-    The state is the sum, and the number of values that it covers: a group whose last value was taken back
-    must return to null and not to zero.
-    """
-
-    def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str | None) -> None:
-        self._column = aggregate.inputs[0]
-        self._removed = removed
-        self._is_mean = aggregate.kind == "avg"
-        if removed is None:
-            summed = _sum_type(name, aggregate, type_)
-            # Spark also adds integers as doubles to compute a mean, so this sum cannot overflow.
-            self._sum_type = summed if pa.types.is_decimal(summed) else pa.float64()
-        else:
-            self._sum_type = sum_type(type_)
-            if self._sum_type is None or pa.types.is_floating(self._sum_type):
-                raise _not_retractable(
-                    name,
-                    f"reads column {self._column!r} of type {type_}, whose sums are not exact",
-                    f"cast {self._column!r} to a decimal before the aggregation.",
-                )
-        self.result = mean_type(type_) if self._is_mean else self._sum_type
-        self._counted = _Count(name, self._column, removed)
-        self.state = [pa.field(f"{name}__sum", self._sum_type), *self._counted.state]
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        column = rows[self._column]
-        if not pa.types.is_decimal(self._sum_type):
-            column = column.cast(self._sum_type, safe=False)
-        if self._removed is not None:
-            removed = _is_removed(rows, self._removed)
-            if bool(pc.any(removed).as_py()):
-                column = pc.if_else(removed, self._negated(column, removed), column)
-        return self._both(plan_sum(column, self._sum_type, self._column), self._counted.plan_rows(rows))
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        total = plan_sum(states[0], self._sum_type, self._column)
-        return self._both(total, self._counted.plan_states(states[1:]))
-
-    def _negated(self, column: pa.Array, removed: pa.BooleanArray) -> pa.Array:
-        if pa.types.is_decimal(column.type):
-            return pc.negate(column)
-        try:
-            # Negate only the removed values, so that the smallest integer remains usable in other rows.
-            return pc.negate_checked(pc.if_else(removed, column, 0))
-        except pa.ArrowInvalid as error:
-            raise StateError(
-                f"column {self._column!r} of a removed row is the smallest bigint: it has no negative.",
-                fix=f"cast {self._column!r} to a decimal before the aggregation.",
-            ) from error
-
-    def _both(self, total: Plan, counted: Plan) -> Plan:
-        cut = len(total.requests)
-        return Plan(
-            [*total.requests, *counted.requests],
-            lambda found: [*total.collect(found[:cut]), *counted.collect(found[cut:])],
-        )
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        return [add_sums(old[0], new[0], self._column), *self._counted.combine(old[1:], new[1:])]
-
-    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        total, counts = states
-        if self._is_mean:
-            return divide_sums(total, counts, self.result)
-        return pc.if_else(pc.equal(counts, 0), pa.scalar(None, self.result), total)
-
-
-class _Extreme(Accumulator):
-    """The aggregates min and max; the state is the extreme value so far."""
-
-    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
-        self._column = aggregate.inputs[0]
-        self._function = aggregate.kind
-        self.result = _supported_type(name, aggregate, self._column, types[0])
-        self.state = [pa.field(f"{name}__{aggregate.kind}", self.result)]
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        return self._plan(rows[self._column])
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        return self._plan(states[0])
-
-    def _plan(self, column: pa.Array) -> Plan:
-        def collect(grouped: list[pa.Array]) -> list[pa.Array]:
-            return [from_comparable(grouped[0], self.result)]
-
-        return Plan([(comparable(column), self._function, NO_NULLS_ONLY)], collect)
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        left, right = (new[0], old[0]) if self._function == "min" else (old[0], new[0])
-        replaces = pc.or_(less(left, right), old[0].is_null())
-        return [pc.if_else(replaces, new[0], old[0])]
-
-
-class _Last(Accumulator):
-    """The aggregate last; the state is the newest value and the row's ``by`` columns, if there are any."""
-
-    def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
-        self._column = aggregate.inputs[0]
-        self._by = aggregate.by
-        self.result, *by_types = [
-            _supported_type(name, aggregate, column, type_)
-            for column, type_ in zip(aggregate.columns(), types, strict=True)
-        ]
-        self.state = [pa.field(f"{name}__last", self.result)]
-        self.state += [pa.field(f"{name}__by{index}", type_) for index, type_ in enumerate(by_types)]
-
-    def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
-        return self._plan([rows[self._column], *(rows[by] for by in self._by)])
-
-    def plan_states(self, states: Sequence[pa.Array]) -> Plan:
-        return self._plan(states)
-
-    def _plan(self, columns: Sequence[pa.Array]) -> Plan:
-        ranks = Ranks(columns[1:], len(columns[0]))
-
-        def collect(grouped: list[pa.Array]) -> list[pa.Array]:
-            newest = ranks.rows(grouped[0])
-            return [column.take(newest) for column in columns]
-
-        return Plan([(ranks.ranks, "max", NO_NULLS_ONLY)], collect)
-
-    def combine(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> list[pa.Array]:
-        if not self._by:
-            return list(new)
-        newer = pc.or_(not_before(new[1:], old[1:]), pc.and_(old[1].is_null(), new[1].is_valid()))
-        return [pc.if_else(newer, after, before) for before, after in zip(old, new, strict=True)]
-
-
-def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
-    summed = sum_type(type_)
-    if summed is None:
-        column = aggregate.inputs[0]
-        raise _unsupported_type(name, aggregate, column, type_, "an integer, float, double or decimal column")
-    return summed
-
-
-def _supported_type(name: str, aggregate: Aggregate, column: str, type_: pa.DataType) -> pa.DataType:
-    if (binary.width(type_) is None and not binary.is_variable(type_)) or pa.types.is_duration(type_):
-        raise _unsupported_type(
-            name,
-            aggregate,
-            column,
-            type_,
-            "bool, int8 to int64, float, double, decimal, string, binary, date or timestamp",
-        )
-    return type_
-
-
-def _unsupported_type(
-    name: str, aggregate: Aggregate, column: str, type_: pa.DataType, expected: str
-) -> InvalidSchemaError:
-    return InvalidSchemaError(
-        f"aggregate {name!r} ({aggregate.kind}) reads column {column!r} of type {type_}; "
-        f"expected {expected}.",
-        fix=f"cast {column!r} before the aggregation.",
-    )
-
-
-def _is_removed(rows: Mapping[str, pa.Array], removed: str) -> pa.BooleanArray:
-    return rows[removed].fill_null(False)
-
-
-def _not_retractable(name: str, why: str, fix: str) -> InvalidSchemaError:
-    return InvalidSchemaError(f"aggregate {name!r} cannot take rows back: it {why}.", fix=fix)
 
 
 def _check_removed_column(schema: pa.Schema, removed: str) -> None:
@@ -367,7 +117,7 @@ _LIVE = "__live"
 
 
 class Grouped(NamedTuple):
-    """Columns with one row per group, in the order in which the groups first appear.
+    """Columns with one row per group, in about the order in which the groups first appear.
 
     Attributes:
         keys: columns that identify the group.
@@ -387,6 +137,8 @@ class Aggregation:
         aggregates: declarations by the name of their result.
         schema: columns of the input rows.
         removed: name of the boolean column that marks the rows to take back; None = no row is taken back.
+        max_values: largest number of values that the state of a group may keep in one aggregate; `check`
+            compares it.
 
     Attributes:
         columns: names of the input columns that the aggregates read.
@@ -400,7 +152,11 @@ class Aggregation:
     """
 
     def __init__(
-        self, aggregates: Mapping[str, Aggregate], schema: pa.Schema, removed: str | None = None
+        self,
+        aggregates: Mapping[str, Aggregate],
+        schema: pa.Schema,
+        removed: str | None = None,
+        max_values: int = MAX_VALUES,
     ) -> None:
         if not aggregates:
             raise InvalidSchemaError(
@@ -410,13 +166,15 @@ class Aggregation:
             _check_removed_column(schema, removed)
         self.aggregates = dict(aggregates)
         self.removed = removed
-        self._accumulators = [accumulator(name, each, schema, removed) for name, each in aggregates.items()]
+        self._accumulators = [
+            accumulator(name, each, schema, removed, max_values) for name, each in aggregates.items()
+        ]
         read = {column for each in aggregates.values() for column in each.columns()}
         #: Accumulators without a result. A group whose last row was taken back must vanish, so count rows.
         self._hidden: list[Accumulator] = []
         if removed is not None:
             read.add(removed)
-            self._hidden = [_Count(_LIVE, None, removed)]
+            self._hidden = [Count(_LIVE, None, removed)]
         self.columns = sorted(read)
         self._schema = pa.schema([schema.field(column) for column in self.columns])
         self.state = pa.schema([field for each in self._all for field in each.state])
@@ -473,6 +231,20 @@ class Aggregation:
         """
         pairs = zip(self._all, self._own(old), self._own(new), strict=True)
         return [column for each, before, after in pairs for column in each.combine(before, after)]
+
+    def check(self, states: Sequence[pa.Array]) -> None:
+        """Checks states before they are stored.
+
+        Raises:
+            AggregateLimitError: if an aggregate keeps too many values of a group.
+        """
+        for each, own in zip(self._all, self._own(states), strict=True):
+            each.check(own)
+
+    def state_declarations(self) -> dict[str, dict[str, Any]]:
+        """Returns what the meaning of each aggregate's state depends on, as JSON values, by its result."""
+        pairs = zip(self.aggregates.items(), self._accumulators, strict=True)
+        return {name: each.state_declaration(aggregate) for (name, aggregate), each in pairs}
 
     def finish(self, states: Sequence[pa.Array]) -> list[pa.Array]:
         """Computes the results from the states."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kafka_eos_source.errors import InvalidSchemaError, StateError
 from kafka_eos_source.state.encoding import binary
+from kafka_eos_source.state.encoding.binary import Ints
 
 #: Rows and bytes that are processed at once. Larger chunks need fewer passes, smaller ones less memory.
 CHUNK_ROWS = 1 << 19
@@ -131,8 +132,8 @@ def group(keys: Sequence[pa.Array], plans: Sequence[Plan]) -> tuple[list[pa.Arra
         plans: what to compute for each group.
 
     Returns:
-        Columns of the distinct keys, in the order in which they first appear; and for each plan the columns
-        that it collected.
+        Columns of the distinct keys, in about the order in which they first appear; and for each plan the
+        columns that it collected.
     """
     columns = {f"k{index}": _normalized(key) for index, key in enumerate(keys)}
     names = list(columns)
@@ -151,11 +152,29 @@ def group(keys: Sequence[pa.Array], plans: Sequence[Plan]) -> tuple[list[pa.Arra
     if not requests:
         requests.append(([], "count_all", None))
     table = pa.table(columns)
-    # With one thread the groups keep the order of the rows, and a Spark task has only one core anyway.
+    # With one thread the groups nearly keep the order of the rows, and a Spark task has only one core anyway.
     grouped = table.group_by(names, use_threads=False).aggregate(_distinct(requests))
     arrays = iter([_combined(grouped.column(result)) for result in results])
     collected = [plan.collect([next(arrays) for _ in plan.requests]) for plan in plans]
     return [_combined(grouped.column(name)) for name in names], collected
+
+
+def row_numbers(column: pa.Array) -> Request:
+    """Returns the request for the numbers of the rows of each group, which `rows_of` reads.
+
+    Args:
+        column: any column of the rows.
+    """
+    return pa.array(np.arange(len(column))), "list", None
+
+
+def rows_of(found: pa.ListArray) -> tuple[pa.Int64Array, Ints]:
+    """Returns the numbers of the rows, group after group and in their order, and the group of each.
+
+    Args:
+        found: result of the request `row_numbers`.
+    """
+    return found.flatten(), np.repeat(np.arange(len(found)), binary.list_lengths(found))
 
 
 def _distinct(requests: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
@@ -369,7 +388,7 @@ class Ranks:
     """
 
     def __init__(self, columns: Sequence[pa.Array], count: int) -> None:
-        numbers = [_numbers(column) for column in columns]
+        numbers = [numbers_in_order(column) for column in columns]
         ranks = np.arange(count)
         self._order: NDArray[Any] | None = None
         sorted_already = not numbers or (
@@ -389,7 +408,7 @@ class Ranks:
         return ranks if self._order is None else pa.array(self._order).take(ranks)
 
 
-def _numbers(column: pa.Array) -> NDArray[Any]:
+def numbers_in_order(column: pa.Array) -> NDArray[Any]:
     """Returns integers with the same order as the values; any integer for null."""
     if len(column) == 0:
         return np.zeros(0, np.int64)

@@ -125,7 +125,7 @@ class FunctionProcessor(Declared):
         if not len(state):
             raise InvalidSchemaError("the state has no columns.", fix="declare at least one state column.")
         self._codec.encode([pa.array([], field.type) for field in self._keys])
-        VersionedRows(versions_of(self.description)).encode([pa.array([], field.type) for field in state])
+        binary.check_cells(state)
 
     @property
     def output(self) -> pa.Schema:

@@ -418,11 +418,15 @@ class Emission:
             place: columns that identify the groups in the output.
             new: states that this batch adds.
             state: state of the shard.
+
+        Raises:
+            AggregateLimitError: if an aggregate keeps too many values of a group.
         """
         groups = self.stored(store_keys, place, state.get_many(store_keys))
-        if not groups.had_value.true_count:
-            return replace(groups, states=new)
-        return replace(groups, states=self._aggregation.combine(groups.states, new))
+        is_new = not groups.had_value.true_count
+        states = new if is_new else self._aggregation.combine(groups.states, new)
+        self._aggregation.check(states)
+        return replace(groups, states=states)
 
     def stored(self, store_keys: pa.BinaryArray, place: list[pa.Array], values: pa.BinaryArray) -> Groups:
         """Returns groups as they are stored.

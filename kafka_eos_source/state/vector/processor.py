@@ -23,6 +23,7 @@ from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_batches
 from kafka_eos_source.state.vector.groups import EMIT, TIMES, Declared, Emission, Grouping, key_columns
 from kafka_eos_source.state.vector.sessions import Sessionized
+from kafka_eos_source.state.vector.value_lists import MAX_VALUES
 from kafka_eos_source.state.vector.versions import Version, VersionedRows, agree, versions_of
 from kafka_eos_source.state.vector.windowed import ByKey, Windowed
 from kafka_eos_source.state.vector.windows import (
@@ -95,6 +96,7 @@ class AggregateProcessor(Declared):
         emit: str = "on_update",
         removed: str | None = None,
         at_most_every: Duration | None = None,
+        max_values: int = MAX_VALUES,
     ) -> None:
         if emit not in EMIT or (emit == "on_close" and window is None):
             expected = (
@@ -120,6 +122,7 @@ class AggregateProcessor(Declared):
         self._limit_ms = (
             None if at_most_every is None else milliseconds("at_most_every", at_most_every, at_least=1)
         )
+        self._max_values = max_values
         _check_names(schema, self._grouping)
 
     @property
@@ -245,7 +248,7 @@ class AggregateProcessor(Declared):
     def _grouping_of(self, versions: Sequence[Version] | None) -> Grouping:
         """Returns the grouping that reads values of these versions; None = only the declared one."""
         time = None if self._window is None else check_time_column(self._schema, self._window.on)
-        aggregation = Aggregation(self._aggregates, self._schema, self._removed)
+        aggregation = Aggregation(self._aggregates, self._schema, self._removed, self._max_values)
         return grouping_of(self._keys, aggregation, versions, self._window, time, self._emit, self._limit_ms)
 
 

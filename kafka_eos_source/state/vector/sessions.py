@@ -235,6 +235,7 @@ class Sessionized(Grouping):
         )
         if late:
             context.count("late_rows", late)
+        self.aggregation.check(joined.states)
         closes = self._is_closed(joined, until_ms)
         self._store(group_keys, joined.where(~closes), due_ms, until_ms, state)
         if self._on_close:

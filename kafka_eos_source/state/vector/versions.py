@@ -108,7 +108,8 @@ class Version:
         """Bytes with which every value of this version begins."""
         if self.number == 1:
             return b"\x01"
-        hashed = sha256(json.dumps(without_zones(self.columns)).encode()).digest()
+        columns = json.dumps(without_zones(self.columns), sort_keys=True)
+        hashed = sha256(columns.encode()).digest()
         return bytes([self.number]) + hashed[:_CHECK_BYTES]
 
     def to_json(self) -> dict[str, Any]:
@@ -345,17 +346,11 @@ class ListCodec:
             counts: number of rows of each key.
             columns: columns of all rows, key after key.
         """
-        head, bodies = self.rows.split(columns)
-        firsts = np.concatenate([[0], np.cumsum(counts)])
         lead = np.empty((len(counts), self._head), np.uint8)
         lead[:, :-_COUNTED] = self._lead
         lead[:, -_COUNTED:-4] = binary.pack(pa.array(due_ms))
         lead[:, -4:] = counts.astype(">u4").view(np.uint8).reshape(-1, 4)
-        parts = [binary.from_matrix(lead), binary.from_parts(firsts * self.rows.width, head.reshape(-1))]
-        if bodies:
-            whole = binary.join(*bodies)
-            parts.append(binary.from_parts(binary.offsets(whole)[firsts], binary.data(whole)))
-        values = binary.join(*parts)
+        values = self.rows.encode_lists(lead, counts, columns)
         some = counts > 0
         if bool(some.all()):
             return values
@@ -378,29 +373,8 @@ class ListCodec:
         counts[present] = own
         due = np.zeros(len(present), np.int64)
         due[present] = binary.raw(binary.unpack(head[:, -_COUNTED:-4], pa.int64()), np.int64)
-        begins = binary.offsets(values).astype(np.int64)
-        columns = self._columns(values, begins, own)
+        columns = self.rows.decode_lists(values, self._head, own)
         return Lists(pa.array(due, mask=~present), counts, columns)
-
-    def _columns(self, values: pa.BinaryArray, begins: Ints, counts: Ints) -> list[pa.Array]:
-        """Decodes the columns of all rows; in each value the cells of its rows precede their bodies."""
-        width = self.rows.width
-        ends_of_cells = begins[:-1] + self._head + counts * width
-        if bool((ends_of_cells > begins[1:]).any()):
-            raise ValueError("an encoded list is shorter than its rows")
-        firsts = np.cumsum(counts) - counts
-        number = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
-        starts = np.repeat(begins[:-1] + self._head, counts) + number * width
-        head = binary.head(binary.substrings(starts, starts + width, binary.data(values)), width)
-        lengths = self.rows.body_lengths(head)
-        before = np.cumsum(lengths) - lengths
-        of_value = np.concatenate([before, [lengths.sum()]])[firsts]
-        bodies = np.repeat(ends_of_cells - of_value, counts) + before
-        totals = np.add.reduceat(np.append(lengths, 0), firsts) * (counts > 0) if len(counts) else counts
-        if not bool((ends_of_cells + totals == begins[1:]).all()):
-            raise ValueError("an encoded list is longer or shorter than its rows")
-        columns, _ = self.rows.cut(head, values, bodies)
-        return columns
 
 
 # -- changes of a query
@@ -494,8 +468,9 @@ def parts_of(description: Description) -> tuple[Part, ...]:
     aggregation: Aggregation | None = None
     if description.kind == "aggregate":
         aggregation = Aggregation.from_json(description.details)
+        declared = aggregation.state_declarations()
         for name, fields in aggregation.states_by_name.items():
-            parts.append(Part(len(parts), name, aggregation.aggregates[name].to_json(), tuple(fields)))
+            parts.append(Part(len(parts), name, declared[name], tuple(fields)))
         # Columns before the states are the same in all versions. Each one after them is a part of its own.
         last = [column.name for column in columns].index(parts[-1].fields[-1].name)
         columns = columns[last + 1 :]
@@ -642,6 +617,8 @@ def _problem(old: Part, new: Part) -> str | None:
 def _widens(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
         return bool(old.scale == new.scale and old.precision <= new.precision)
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return _widens(old.value_type, new.value_type)
     if pa.types.is_timestamp(old) and pa.types.is_timestamp(new):
         return bool(old.unit == new.unit and (old.tz is None) == (new.tz is None))
     return bool(old == new) or new in _WIDER.get(old, ())

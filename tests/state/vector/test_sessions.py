@@ -24,6 +24,7 @@ from tests.state.vector.vector_model import (
     Stream,
     as_partials,
     batch_of,
+    found_in,
     inputs,
     key_of,
     ms,
@@ -42,6 +43,12 @@ SOME = {
     "min": agg.min("s"),
     "mean": agg.avg("i"),
     "new": agg.last("s", by=("ts", "seq")),
+    "old": agg.first("i", by=("ts", "seq")),
+    "deviation": agg.stddev("i"),
+    "distinct": agg.count_distinct("s", "b"),
+    "set": agg.collect_set("s"),
+    "about": agg.approx_count_distinct("i"),
+    "median": agg.percentile_approx("d", 0.5),
 }
 
 
@@ -140,7 +147,7 @@ def emitted(found: list[Row]) -> tuple[dict[Any, Any], set[Any]]:
             assert place not in removed
             removed.add(place)
         else:
-            kept[place] = tuple(same(row[name]) for name in SOME)
+            kept[place] = found_in(row, SOME)
     return kept, removed
 
 

@@ -41,6 +41,12 @@ SOME = {
     "min": agg.min("f"),
     "mean": agg.avg("i"),
     "new": agg.last("s", by=("ts", "seq")),
+    "old": agg.first("i", by=("ts", "seq")),
+    "deviation": agg.stddev("i"),
+    "distinct": agg.count_distinct("s", "b"),
+    "set": agg.collect_set("s"),
+    "about": agg.approx_count_distinct("i"),
+    "median": agg.percentile_approx("d", 0.5),
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,10 @@ import pyarrow as pa
 
 from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.aggregates import Aggregate
+from kafka_eos_source.state.encoding.layout import hash_columns
 from kafka_eos_source.state.model import BatchContext, ShardProcessor
 from kafka_eos_source.state.vector import AggregateProcessor
+from kafka_eos_source.state.vector.sketches import SEEDS
 from kafka_eos_source.state.vector.windows import Tumbling
 from tests.state.store.model_state import ModelState
 
@@ -56,6 +59,42 @@ AGGREGATES = {
     "max_d": agg.max("d"),
     "new_s": agg.last("s", by="ts"),
     "new_i": agg.last("i", by=("ts", "seq")),
+}
+
+#: Aggregates whose state is the same for the same rows, byte for byte.
+STEADY = {
+    "old_s": agg.first("s", by="ts"),
+    "old_i": agg.first("i", ignore_nulls=True, by=("ts", "seq")),
+    "known_s": agg.last("s", ignore_nulls=True, by="ts"),
+    "any_first": agg.first("i"),
+    "any_last": agg.last("i"),
+    "known_first": agg.first("i", ignore_nulls=True),
+    "known_last": agg.last("i", ignore_nulls=True),
+    "top_s": agg.max_by("s", "f"),
+    "least_i": agg.min_by("i", "d"),
+    "every_b": agg.bool_and("b"),
+    "some_b": agg.bool_or("b"),
+    "list_s": agg.collect_list("s"),
+    "list_f": agg.collect_list("f"),
+    "about_s": agg.approx_count_distinct("s"),
+    "about_f": agg.approx_count_distinct("f", rsd=0.3),
+    "about_d": agg.approx_count_distinct("d", rsd=0.01),
+    "median_f": agg.percentile_approx("f", 0.5),
+    "some_d": agg.percentile_approx("d", [0.0, 0.3, 1.0]),
+    "some_ts": agg.percentile_approx("ts", (0.25, 0.75), accuracy=50),
+}
+
+#: The others: the last digits, or the order of the values of a set, depend on how the rows were split.
+UNSTEADY = {
+    "var_i": agg.var_pop("i"),
+    "sample_i": agg.variance("i"),
+    "dev_f": agg.stddev("f"),
+    "dev_d": agg.stddev_pop("d"),
+    "distinct_i": agg.count_distinct("i"),
+    "distinct_pairs": agg.count_distinct("f", "s", "b"),
+    "set_i": agg.collect_set("i"),
+    "set_s": agg.collect_set("s"),
+    "set_d": agg.collect_set("d"),
 }
 
 
@@ -122,9 +161,13 @@ def key_of(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
 
 
 def same(value: Any) -> Any:
-    """Makes a result comparable: NaN equals NaN, and -0.0 differs from 0.0."""
+    """Makes a result comparable: NaN equals NaN, -0.0 differs from 0.0, and the last digits do not count."""
     if isinstance(value, float):
-        return "nan" if math.isnan(value) else (value, math.copysign(1, value))
+        return "nan" if math.isnan(value) else (float(f"{value:.10g}"), math.copysign(1, value))
+    if isinstance(value, set):
+        return frozenset(map(same, value))
+    if isinstance(value, list):
+        return tuple(map(same, value))
     return ms(value) if hasattr(value, "timestamp") else value
 
 
@@ -157,24 +200,97 @@ def _mean(values: list[Any], type_: pa.DataType) -> Any:
     return float(sum(values)) / len(values)
 
 
+def _picked(aggregate: Aggregate, some: Sequence[Row]) -> Any:
+    column = aggregate.inputs[0]
+    known = [row for row in some if all(row[by] is not None for by in aggregate.by)]
+    if dict(aggregate.settings).get("ignore_nulls"):
+        known = [row for row in known if row[column] is not None]
+    best: Row | None = None
+    for row in known:
+        now, before = ([_order(each[by]) for by in aggregate.by] if each else None for each in (row, best))
+        newer = aggregate.kind in ("last", "max_by")
+        if before is None or (now >= before if newer else now < before):
+            best = row
+    return None if best is None else best[column]
+
+
+def _variance(values: list[Any], free: int) -> Any:
+    if len(values) <= free:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    exact = [Fraction(value) for value in values]
+    mean = sum(exact) / len(exact)
+    return float(sum((value - mean) ** 2 for value in exact) / (len(exact) - free))
+
+
+def _root(value: Any) -> Any:
+    return None if value is None else math.sqrt(value)
+
+
+def _percentiles(values: list[Any], percentage: Any) -> Any:
+    """Returns the values of the nearest ranks."""
+    if not values:
+        return None
+    ordered = sorted(values, key=_order)
+    shares = percentage if isinstance(percentage, tuple) else (percentage,)
+    found = [ordered[max(1, math.ceil(share * len(values))) - 1] for share in shares]
+    return found if isinstance(percentage, tuple) else found[0]
+
+
+def _estimate(values: list[Any], type_: pa.DataType, rsd: float) -> int:
+    """Returns Ertl's estimate for registers that are filled one value at a time."""
+    bits = math.ceil(2 * math.log2(1.106 / rsd))
+    m, most = 1 << bits, 64 - bits + 1
+    wide = pa.decimal128(38, type_.scale) if pa.types.is_decimal(type_) else type_
+    registers = [0] * m
+    for value in values:
+        high, low = (int(hash_columns([pa.array([value], wide)], seed)[0]) & 0xFFFFFFFF for seed in SEEDS)
+        text = f"{high << 32 | low:064b}"
+        rank = (text[bits:] + "1").index("1") + 1
+        registers[int(text[:bits], 2)] = max(rank, registers[int(text[:bits], 2)])
+    having = Counter(registers)
+    total = 0.0  # no register reaches the largest rank
+    assert not having[most]
+    for rank in range(most - 1, 0, -1):
+        total = (total + having[rank]) / 2
+    share = having[0] / m
+    if share == 1:
+        return 0
+    weight, sigma = 1.0, share
+    while share ** (2 * weight) * weight > 1e-18:
+        sigma += share ** (2 * weight) * weight
+        weight *= 2
+    return round(m * m / (2 * math.log(2)) / (total + m * sigma))
+
+
 def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SCHEMA) -> Any:
     """Computes an aggregate of rows in their order of arrival."""
     if not aggregate.inputs:
         return len(some)
     values = [row[aggregate.inputs[0]] for row in some if row[aggregate.inputs[0]] is not None]
     type_ = schema.field(aggregate.inputs[0]).type
-    if aggregate.kind == "last":
-        known = [row for row in some if all(row[by] is not None for by in aggregate.by)]
-        if not known:
-            return None
-        newest = max(range(len(known)), key=lambda at: (*(known[at][by] for by in aggregate.by), at))
-        return known[newest][aggregate.inputs[0]]
+    if aggregate.kind in ("first", "last", "min_by", "max_by"):
+        return _picked(aggregate, some)
+    if aggregate.kind == "count_distinct":
+        known = [row for row in some if all(row[column] is not None for column in aggregate.inputs)]
+        return len({key_of(row, aggregate.inputs) for row in known})
     of: dict[str, Callable[[], Any]] = {
         "count": lambda: len(values),
         "sum": lambda: _sum(values, type_),
         "avg": lambda: _mean(values, type_),
         "min": lambda: min(values, key=_order, default=None),
         "max": lambda: max(values, key=_order, default=None),
+        "bool_and": lambda: all(values) if values else None,
+        "bool_or": lambda: any(values) if values else None,
+        "var_pop": lambda: _variance(values, 0),
+        "var_samp": lambda: _variance(values, 1),
+        "stddev_pop": lambda: _root(_variance(values, 0)),
+        "stddev_samp": lambda: _root(_variance(values, 1)),
+        "collect_list": lambda: values,
+        "collect_set": lambda: set(values),
+        "approx_count_distinct": lambda: _estimate(values, type_, aggregate["rsd"]),
+        "percentile_approx": lambda: _percentiles(values, aggregate["percentage"]),
     }
     return of[aggregate.kind]()
 
@@ -182,6 +298,16 @@ def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SC
 def results(some: Sequence[Row], aggregates: dict[str, Aggregate] = AGGREGATES) -> tuple[Any, ...]:
     """Computes all aggregates of rows, in comparable form."""
     return tuple(same(aggregated(each, some)) for each in aggregates.values())
+
+
+def found_in(row: Row, aggregates: dict[str, Aggregate] = AGGREGATES) -> tuple[Any, ...]:
+    """Returns the results in an emitted row, in comparable form, as `results`."""
+    found = {name: row[name] for name in aggregates}
+    for name, each in aggregates.items():
+        if each.kind == "collect_set" and found[name] is not None:
+            assert len(set(found[name])) == len(found[name])
+            found[name] = set(found[name])
+    return tuple(map(same, found.values()))
 
 
 # ------------------------------------------------------------------ a stream of micro-batches
@@ -274,7 +400,7 @@ def place_of(row: Row) -> Place:
 def emitted(found: list[Row], names: dict[str, Aggregate]) -> Emitted:
     by_place: defaultdict[Place, list[tuple[bool, Any]]] = defaultdict(list)
     for row in found:
-        values = tuple(same(row[name]) for name in names)
+        values = found_in(row, names)
         by_place[place_of(row)].append((row.get("removed", False), values))
     return dict(by_place)
 
