@@ -597,6 +597,31 @@ def parse_table(
     return found, kafka
 
 
+def options_for(options: Mapping[str, str], where: str) -> dict[str, str]:
+    """Returns those of several options that a kind of read or write takes, without parsing their values.
+
+    Args:
+        options: options for several kinds of reads and writes.
+        where: the kind, such as `table.STREAM_READ`.
+
+    Raises:
+        InvalidOptionError: if an option is unknown.
+    """
+    found = {}
+    for key, value in options.items():
+        name = key.lower()
+        if name.startswith("kafka.") and name != "kafka.":
+            found[key] = value
+        elif name.startswith(sink_options.PREFIX):
+            if where == STREAM_WRITE:
+                found[key] = value
+        elif name not in BY_NAME:
+            raise _unknown(key, value, where)
+        elif where in BY_NAME[name].where:
+            found[key] = value
+    return found
+
+
 def has_brokers(kafka: Mapping[str, str]) -> bool:
     """Returns whether the ``kafka.*`` options (without prefix) name at least one broker."""
     return any(kafka.get(name, "").strip() for name in ("bootstrap.servers", "metadata.broker.list"))

@@ -14,6 +14,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
     Shards,
+    chosen_shards,
     combine_partitions,
     grouping,
     publish,
@@ -91,6 +92,7 @@ def transform(
             topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     data = _data_columns(frame)
 
@@ -189,6 +191,7 @@ def aggregate(
     # Drop the other columns, because Spark would convert them to rows and back.
     used = used_columns(keys, aggregates, window, removed)
     frame = _select(frame, used)
+    shards = chosen_shards(frame, keys, shards)
     processor = AggregateProcessor(
         arrow_schema(_data_columns(frame), _timezone(frame)),
         keys,
@@ -253,6 +256,7 @@ def apply(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     processor = FunctionProcessor(
         arrow_schema(_data_columns(frame), zone),
@@ -304,6 +308,7 @@ def deduplicate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    shards = chosen_shards(frame, keys, shards)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     packed_schema = None
