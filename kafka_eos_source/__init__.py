@@ -13,6 +13,7 @@ from kafka_eos_source.runtime.logs import configure_if_wanted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kafka_eos_source.app.app import App
     from kafka_eos_source.datasource import KafkaEosDataSource
     from kafka_eos_source.in_read.frame import map_in_read
     from kafka_eos_source.observe.notebook import observe_batches, watch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
 
 __all__ = [
+    "App",
     "KafkaEosDataSource",
     "from_registry",
     "invalid_record",
@@ -61,6 +63,7 @@ def register(spark: SparkSession) -> None:
 
 #: Where each public name is defined.
 _DEFINED_IN = {
+    "App": "kafka_eos_source.app.app",
     "KafkaEosDataSource": "kafka_eos_source.datasource",
     "from_registry": "kafka_eos_source.registry.columns",
     "invalid_record": "kafka_eos_source.spark.schema",

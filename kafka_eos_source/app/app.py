@@ -19,7 +19,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import FORMAT_NAME
-from kafka_eos_source.options.parse import options_for
+from kafka_eos_source.options.parse import divide
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
@@ -119,16 +119,9 @@ class App:
                     fix=f"remove {name!r} from options=.",
                 )
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
-        for part in _PARTS.values():
-            options_for(self._given, part)
-        unused = [
-            name for name in given if not any(name in options_for(given, each) for each in _PARTS.values())
-        ]
-        if unused:
-            raise InvalidOptionError(
-                f"App(options) has {unused[0]!r}, which no part of a streaming query takes.",
-                fix="remove it; docs/options.md lists which part takes which option.",
-            )
+        self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
+        if self.checkpoint is not None:
+            self._own["sink"]["checkpointLocation"] = self.checkpoint
 
     def __repr__(self) -> str:
         return f"App({self.id!r}, {self._given['kafka.bootstrap.servers']!r}, checkpoint={self.checkpoint!r})"
@@ -195,9 +188,6 @@ class App:
         Raises:
             InvalidOptionError: if an option of the call is unknown or belongs to another part.
         """
-        own = options_for(self._given, _PARTS[part])
-        if part == "sink" and self.checkpoint is not None:
-            own["checkpointLocation"] = self.checkpoint
         given = {name: _text(value) for name, value in (more or {}).items()}
         for name in given:
             if name.lower() in _OWN_OPTIONS:
@@ -206,9 +196,8 @@ class App:
                     fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
                 )
         replaced = {name.lower() for name in given}
-        return Options(
-            {**{name: each for name, each in own.items() if name.lower() not in replaced}, **given}
-        )
+        kept = {name: value for name, value in self._own[part].items() if name.lower() not in replaced}
+        return Options({**kept, **given})
 
     # -- reading -----------------------------------------------------------------------------
 

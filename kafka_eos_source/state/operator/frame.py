@@ -252,8 +252,8 @@ def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shar
     if any(name.lower() == KEYED and value.lower() == "true" for name, value in source.options.items()):
         return PARTITIONS
     _log.info(
-        "the operator groups by %s and shuffles its rows; if all producers choose the partition by the record's "
-        "key, the option %s=true of the source avoids that, also as keyed=True of App.read",
+        "the operator groups by %s and shuffles its rows; if all producers choose the partition by the "
+        "record's key, the option %s=true of the source avoids that, also as keyed=True of App.read",
         ", ".join(keys),
         KEYED,
     )
