@@ -59,7 +59,6 @@ def test_columns_that_are_not_the_key_become_a_json_object(frame: DataFrame) -> 
     [
         ({"key": "id"}, "1", '{"name":"a"}'),
         ({"key": ["id", "name"], "value": "name"}, '{"id":1,"name":"a"}', "a"),
-        ({"key": sf.upper("name"), "value": sf.lit("v")}, "A", "v"),
         ({"key": "raw", "value": "raw"}, b"\x01", b"\x01"),
         ({"key": "list", "value": "name"}, "[1,2]", "a"),
         ({"key": "name", "removed": "gone"}, "a", None),
@@ -69,6 +68,11 @@ def test_key_and_value(frame: DataFrame, arguments: dict[str, Any], key: Any, va
     columns = ["id", "name"]
     columns += [each for each in ("raw", "list", "gone") if each in map(str, arguments.values())]
     assert written(frame.select(*columns), **arguments)[0] == {"key": key, "value": value}
+
+
+def test_key_and_value_may_be_expressions(frame: DataFrame) -> None:
+    found = written(frame.select("id", "name"), key=sf.upper("name"), value=sf.lit("v"))
+    assert found[0] == {"key": "A", "value": "v"}
 
 
 def test_a_row_that_is_not_removed_keeps_its_value(frame: DataFrame) -> None:
@@ -181,7 +185,7 @@ def test_a_value_that_does_not_fit_the_schema_is_named(
     wanted = (
         f"[KAFKA_EOS.INVALID_RECORD] the value of the record of topic {source} partition 0 offset 1 is no"
     )
-    assert wanted in str(failed.value)
+    assert wanted in str(failed.value), str(failed.value)
     assert bad in str(failed.value)
     assert read_back(broker, target) == []
 
