@@ -183,7 +183,7 @@ def test_a_value_that_does_not_fit_the_schema_is_named(
     with pytest.raises(PySparkException) as failed:
         run(app, app.read(source, schema=SCHEMA), target)
     wanted = (
-        f"[KAFKA_EOS.INVALID_RECORD] the value of the record of topic {source} partition 0 offset 1 is no"
+        f"[KAFKA_EOS.INVALID_RECORD] the value of the record of topic {source}, partition 0, offset 1 is no"
     )
     assert wanted in str(failed.value), str(failed.value)
     assert bad in str(failed.value)

@@ -38,6 +38,7 @@ from kafka_eos_source.spark.schema import (
     TOPIC,
     VALUE,
     read_schema,
+    record_place,
 )
 
 if TYPE_CHECKING:
@@ -82,12 +83,9 @@ def from_json_values(frame: DataFrame, schema: StructType, keep: Sequence[str]) 
         StructType([*schema.fields, StructField(_MALFORMED, StringType())]),
         {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED},
     )
-    where = [sf.lit("record")]
-    for name in ("topic", "partition", "offset"):
-        where += [sf.lit(f" of {name} "), sf.col(name).cast("string")]
     error = sf.concat(
         sf.lit(f"[{InvalidRecordError.condition}] the value of the "),
-        *where,
+        record_place(),
         sf.lit(f" is no JSON object with the schema {schema.simpleString()}: "),
         sf.substring(sf.col(f"{_PARSED}.{_MALFORMED}"), 1, 200),
         sf.lit(
@@ -203,8 +201,11 @@ class Records:
         key = self._key(schema)
         if key is not None:
             records.insert(0, key.alias(KEY))
-        same = {KEY} if self.key == KEY and _is_text(schema[KEY].dataType) else set()
-        same |= {VALUE} if self.value == VALUE and self.removed is None else set()
+        same = set()
+        if isinstance(self.key, str) and self.key == KEY and _is_text(schema[KEY].dataType):
+            same.add(KEY)
+        if isinstance(self.value, str) and self.value == VALUE and self.removed is None:
+            same.add(VALUE)
         kept = names if for_sinks else [TIMESTAMP] if has_timestamp and TIMESTAMP in names else []
         if self.topic is None and TOPIC not in kept:
             kept = [*kept, TOPIC]
