@@ -248,6 +248,50 @@ def source_options(frame: DataFrame) -> list[dict[str, str]]:
     ]
 
 
+#: Spark's steps that use a watermark below them: classes of plans of classic sessions and of Spark Connect.
+_STATEFUL = frozenset(
+    {
+        *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark"),
+        *("Join", "AsOfJoin", "LateralJoin"),
+        *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "ApplyInPandasWithState"),
+        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
+    }
+)
+
+
+def unused_watermark(frame: DataFrame) -> tuple[str, str] | None:
+    """Returns the column and the delay of a ``withWatermark`` that no step of Spark below the frame uses.
+
+    Spark Connect does not show the plan of a view or of SQL text, so it finds none in them.
+    """
+    jdf = getattr(frame, "_jdf", None)
+    if jdf is not None:
+        return _unused_in_plan(jdf.queryExecution().analyzed())
+    plan: Any = getattr(frame, "_plan", None)
+    return None if plan is None else _unused_in_connect(plan)
+
+
+def _unused_in_plan(plan: Any) -> tuple[str, str] | None:
+    kind = _kind(plan)
+    if kind in _STATEFUL:
+        return None
+    if kind == "EventTimeWatermark":
+        return str(plan.eventTime().name()), str(plan.delay().toString())
+    found = map(_unused_in_plan, _each(plan.children()))
+    return next((each for each in found if each is not None), None)
+
+
+def _unused_in_connect(plan: Any) -> tuple[str, str] | None:
+    kind = type(plan).__name__
+    if kind in _STATEFUL:
+        return None
+    if kind == "WithWatermark":
+        return str(plan._event_time), str(plan._delay_threshold)
+    below = [plan._child, *(getattr(plan, name, None) for name in ("left", "right", "other"))]
+    found = (_unused_in_connect(each) for each in below if each is not None)
+    return next((each for each in found if each is not None), None)
+
+
 def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
     kind = _kind(plan)
     if kind == "SubqueryAlias":
