@@ -53,7 +53,7 @@ def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     staging = StagingFolder.at(str(folder / "staging"))
     sink.open(SinkContext("bench", "bench", "cluster", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
-    sink.check(rows.schema, deadline)
+    sink.make_ready(rows.schema, deadline)
     txn = sink.context.txn(1, SinkTxn.new_attempt())
     begun = time.perf_counter()
     stage = sink.stage(

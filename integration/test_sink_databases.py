@@ -140,7 +140,7 @@ class TestMariaDb(_OnServer):
             table = _table_of(system)
             server.run(f"CREATE TABLE {table} (id BIGINT, name TEXT, amount DOUBLE) ENGINE = MyISAM")
             with pytest.raises(InvalidSchemaError, match="MyISAM, which has no transactions"):
-                sink.check(ROWS.schema, deadline())
+                sink.make_ready(ROWS.schema, deadline())
 
 
 def _is_committing(server: Server) -> bool:
@@ -254,7 +254,7 @@ def check_the_last_row_wins(server: Server, folder: Path, kind: str, url: str | 
         store=str(folder / "store"),
     )
     with opened(system) as sink:
-        sink.check(rows.schema, deadline())
+        sink.make_ready(rows.schema, deadline())
         txn = new_txn()
         assert sink.prepare(txn, stage(sink, rows, tasks=1), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK

@@ -148,7 +148,7 @@ def test_objects_are_named_after_the_batch_and_listed_in_its_manifest(store: Sto
     txn = new_txn(50)
     system = System(lambda: store.sink(format=kind), store.visible)
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         assert sink.prepare(txn, stage(sink, ROWS, 42), deadline()) == OK
         assert [key for key in store.all_keys() if "batch=" in key] == [], (
             "before the commit there is no object"
@@ -426,7 +426,7 @@ def test_an_unreachable_store_is_retried_and_a_missing_bucket_is_an_error(store:
     )
     with opened(no_bucket) as sink:
         with pytest.raises(SinkFailedError, match="NoSuchBucket") as error:
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert "create the bucket" in error.value.fix
     with opened(System(store.sink, store.visible)) as sink:
         assert isinstance(sink.commit(new_txn(), deadline()), Fatal)

@@ -165,7 +165,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         stated = {name.lower(): value for name, value in self._to.storage.items()}
         return location(self._to.uri, next((stated[name] for name in _STORES if name in stated), None))
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._to.ready(schema, deadline)
         self.notes()
 

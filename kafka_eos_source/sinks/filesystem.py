@@ -79,7 +79,7 @@ class FilesystemSink(TwoPhaseSink):
     def target(self) -> str | None:
         return location(self.path)
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         formats.check(self.format, schema)
         names = f"{self.context.application_id}{self.context.name}".encode()
         if self._at.renames_folders and len(names) > _MAX_NAME_BYTES:

@@ -341,7 +341,7 @@ class HttpSink(TwoPhaseSink):
             "refuse the batch earlier",
         )
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         if self.format == "json":
             formats.check("json", schema)
         self._protocol.check(deadline)

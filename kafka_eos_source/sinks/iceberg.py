@@ -211,7 +211,7 @@ class IcebergSink(TableFormatSink["Table"]):
     def target(self) -> str | None:
         return self._to.name
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         _call(lambda: self._to.ready(schema, deadline))
         self.notes()
 

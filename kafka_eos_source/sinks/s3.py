@@ -182,7 +182,7 @@ class S3Sink(TwoPhaseSink):
         name, prefix = s3_uploads.parse_path("path", self.path)
         return location(f"s3://{name}/{prefix}", self.service.endpoint)
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         """Checks that the format can hold the rows, and that the driver may list the bucket.
 
         Raises:

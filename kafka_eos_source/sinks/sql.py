@@ -248,7 +248,7 @@ class SqlSink(TwoPhaseSink):
             "with SINK_FAILED. two.phase=require refuses such a database",
         )
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
         self._table_for(schema)
 

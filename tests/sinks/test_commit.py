@@ -377,7 +377,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
         "sink.right.format": "json",
     }
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
-        two_phase.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+        two_phase.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
@@ -392,7 +392,7 @@ def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     options = given_options(tmp_path, **late)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            two_phase.check(options, plan(options))
+            two_phase.make_ready(options, plan(options))
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
@@ -403,13 +403,13 @@ def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> N
     url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
     options = given_options(tmp_path, **url)
     with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
-        two_phase.check(options, plan(options))
+        two_phase.make_ready(options, plan(options))
 
 
 class Choosy(MemorySink):
     """A user's sink whose check refuses every schema."""
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         raise InvalidSchemaError("column 'id' has type int64.", fix="correct sink.<name>.columns.")
 
 
@@ -418,7 +418,7 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
-        two_phase.check(options, plan(options))
+        two_phase.make_ready(options, plan(options))
 
 
 def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Lake:
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows, batch_id), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
         return txn
@@ -226,7 +226,7 @@ def test_a_batch_is_known_although_another_region_committed_and_the_table_was_co
     txn = new_txn(7)
     other = new_txn(8, cluster_id=OTHER_CLUSTER_ID)
     with opened(lake.system()) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         assert sink.prepare(txn, stage(sink, ROWS.slice(0, 2)), deadline()) == OK
         with monkeypatch.context() as patch:
             patch.setattr(NotesFolder, "remove", die)

@@ -87,12 +87,12 @@ def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_p
     system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
     longest, name = "a" * (194 - 4), "sink"
     with opened(system, longest, name) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         txn = new_txn(10**19 - 1, longest, name)
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
     with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="195 bytes"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def test_two_sinks_of_different_formats_share_a_path_without_losing_rows(tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ class TestSql:
         self.run(file, f"CREATE TABLE t ({table})")
         sink = self.sink(file, **options)
         with pytest.raises(InvalidSchemaError, match=message):
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert isinstance(self.write(sink), Fatal), "and a query that was not checked is refused too"
 
     def test_a_missing_table_is_refused_if_it_must_not_be_created(self, file: Path) -> None:
         with pytest.raises(InvalidSchemaError, match="there is no table 't'"):
-            self.sink(file, create=False).check(ROWS.schema, deadline())
+            self.sink(file, create=False).make_ready(ROWS.schema, deadline())
 
     def test_a_commit_that_violates_a_constraint_succeeds_once_the_conflicting_row_is_gone(
         self, file: Path
@@ -198,11 +198,11 @@ class TestSql:
         sink = SqlSink(url, "t")
         sink.open(SinkContext("db", "app", "cluster"))
         with pytest.raises(InvalidOptionError, match=message) as refused:
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert "pw" not in str(refused.value)
 
     def test_two_phase_mode_is_refused_for_a_database_without_it(self, file: Path) -> None:
         from kafka_eos_source.errors import InvalidOptionError
 
         with pytest.raises(InvalidOptionError, match="sqlite has no prepared transactions"):
-            self.sink(file, two_phase="require").check(ROWS.schema, deadline())
+            self.sink(file, two_phase="require").make_ready(ROWS.schema, deadline())

@@ -251,7 +251,7 @@ def test_a_request_has_credentials_content_type_row_count_and_transaction_id(
     monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
     system = _system(service, mode, tmp_path, auth_env="SERVICE_AUTH")
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         txn = new_txn()
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
@@ -399,7 +399,7 @@ def test_recover_raises_if_the_service_does_not_list_prepared_ids(
             sink.recover(deadline())
     elsewhere = System(sink=lambda: HttpSink(f"{service.url}/other"), visible=list)
     with opened(elsewhere) as sink, pytest.raises(SinkFailedError, match="HTTP 404"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 @pytest.mark.parametrize(
@@ -436,10 +436,10 @@ def test_missing_credentials_or_checkpoint_are_detected_before_the_first_batch(t
         opened(System(lambda: missing, list)) as sink,
         pytest.raises(InvalidOptionError, match="KAFKA_EOS_TEST_UNSET"),
     ):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
     no_checkpoint = System(lambda: HttpSink("http://127.0.0.1:9/", IDEMPOTENCY_KEY), list)
     with opened(no_checkpoint) as sink, pytest.raises(SinkFailedError, match="checkpointLocation"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def test_every_status_has_one_meaning() -> None:

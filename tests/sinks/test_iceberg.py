@@ -89,7 +89,7 @@ class Lake:
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> None:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows, batch_id), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
 
@@ -228,7 +228,7 @@ def test_columns_are_added_although_another_writer_adds_rows_meanwhile(
     assert [row["note"] for row in lake.visible()].count("n") == ROWS.num_rows
     conflicts.append(_conflict)
     with opened(lake.system(schema_evolution="add")) as sink, pytest.raises(SinkRetryableError, match="kept"):
-        sink.check(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
+        sink.make_ready(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
 
 
 def test_columns_are_widened_and_never_narrowed(lake: Lake) -> None:
@@ -277,7 +277,7 @@ def test_a_batch_whose_table_was_dropped_is_refused(lake: Lake, when: str) -> No
         if when == "commit":
             assert sink.prepare(txn, staged, deadline()) == OK
         load_catalog("default", **lake.catalog).drop_table(NAME)
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         is_prepare = when == "prepare"
         outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
     assert isinstance(outcome, Fatal)
@@ -382,7 +382,7 @@ def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:
     sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
     sink.open(SinkContext("w", "app", "cluster", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def _conflict() -> None:

@@ -48,7 +48,7 @@ def prepared(home: Path) -> tuple[System, SinkTxn, Path]:
     system = System(sink=lambda: FilesystemSink(str(home / "out")), visible=list)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
     assert isinstance(outcome, Ok)
     (file,) = home.glob("out/_kafka_eos/*/prepared/*.json")
@@ -277,7 +277,7 @@ def test_a_folder_that_another_user_created_first_is_refused(home: Path) -> None
     os.chown(file.parent.parent, 12345, 12345)
     with opened(system) as sink:
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
             stage(sink, ROWS)
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
@@ -368,7 +368,7 @@ def test_what_the_checkpoint_holds_of_a_batch_is_believed_only_with_its_digest(
     system, count = in_checkpoint(home, kind)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
     assert isinstance(outcome, Ok)
     assert outcome.digest
@@ -398,7 +398,7 @@ def test_a_foreign_note_is_refused_by_name_or_has_the_shape_of_an_own_one(home: 
     system, _ = in_checkpoint(home, kind)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
         assert isinstance(outcome, Ok)
         read = getattr(sink, "read_note", sql_note)

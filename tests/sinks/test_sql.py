@@ -99,7 +99,7 @@ def test_a_violated_deferred_constraint_is_found_before_kafka_commits(file: Path
 
 def test_a_database_that_may_refuse_at_the_commit_is_reported(file: Path) -> None:
     with opened(system(file)) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         (risk,) = sink.risks()
     assert "sqlite has no prepared transactions" in risk
     assert "two.phase=require" in risk
