@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3_uploads import MIN_PART_BYTES, Service, client
@@ -57,7 +58,7 @@ class Store:
 
     def sink(self, **options: Any) -> S3Sink:
         given = {"endpoint": self.url, "region": REGION, "path_style": True, **options}
-        return S3Sink(self.path, **given)
+        return cast(S3Sink, constructors.s3(self.path, **given).build())
 
     def all_keys(self) -> list[str]:
         """Returns the keys of objects under the path. S3Proxy keeps parts as hidden objects elsewhere."""
@@ -422,7 +423,10 @@ def test_an_unreachable_store_is_retried_and_a_missing_bucket_is_an_error(store:
     with opened(gone) as sink, pytest.raises(SinkRetryableError, match=r"127\.0\.0\.1:9"):
         sink.recover(deadline())
     no_bucket = System(
-        lambda: S3Sink("s3://no-such-bucket/x", endpoint=store.url, region=REGION, path_style=True), list
+        lambda: constructors.s3(
+            "s3://no-such-bucket/x", endpoint=store.url, region=REGION, path_style=True
+        ).build(),
+        list,
     )
     with opened(no_bucket) as sink:
         with pytest.raises(SinkFailedError, match="NoSuchBucket") as error:

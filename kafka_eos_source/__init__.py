@@ -22,12 +22,27 @@ if TYPE_CHECKING:
         to_registry,
         undecodable_record,
     )
+    from kafka_eos_source.sinks.constructors import (
+        custom,
+        delta,
+        files,
+        http,
+        iceberg,
+        s3,
+        sink_options,
+        sql,
+    )
     from kafka_eos_source.spark.schema import invalid_record, record_origin
     from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
 
 __all__ = [
     "KafkaEosDataSource",
+    "custom",
+    "delta",
+    "files",
     "from_registry",
+    "http",
+    "iceberg",
     "invalid_record",
     "local_checkpoints",
     "map_in_read",
@@ -37,6 +52,9 @@ __all__ = [
     "record_origin",
     "register",
     "registry_schema",
+    "s3",
+    "sink_options",
+    "sql",
     "to_registry",
     "undecodable_record",
     "watch",
@@ -61,6 +79,14 @@ def register(spark: SparkSession) -> None:
 
 #: Where each public name is defined.
 _DEFINED_IN = {
+    "sql": "kafka_eos_source.sinks.constructors",
+    "sink_options": "kafka_eos_source.sinks.constructors",
+    "s3": "kafka_eos_source.sinks.constructors",
+    "iceberg": "kafka_eos_source.sinks.constructors",
+    "http": "kafka_eos_source.sinks.constructors",
+    "files": "kafka_eos_source.sinks.constructors",
+    "delta": "kafka_eos_source.sinks.constructors",
+    "custom": "kafka_eos_source.sinks.constructors",
     "KafkaEosDataSource": "kafka_eos_source.datasource",
     "from_registry": "kafka_eos_source.registry.columns",
     "invalid_record": "kafka_eos_source.spark.schema",

@@ -22,7 +22,7 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import specs
+from kafka_eos_source.sinks import constructors, specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
@@ -67,7 +67,7 @@ class Lake:
     def system(self, **options: Any) -> System:
         # delta-rs does not work in a process that was forked after its first use, so tests raise instead
         return System(
-            lambda: DeltaSink(self.path, **options),
+            lambda: constructors.delta(self.path, **options).build(),
             self.visible,
             store=str(self.folder / "checkpoint"),
             in_process=True,
@@ -437,13 +437,13 @@ def test_an_invalid_option_is_refused(option: str, text: str) -> None:
 _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
-from kafka_eos_source.sinks.delta import DeltaSink
+from kafka_eos_source.sinks.constructors import delta
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text, cluster_id = sys.argv[1:]
 txn = SinkTxn.parse(text)
-sink = DeltaSink(path)
+sink = delta(path).build()
 sink.open(SinkContext(txn.sink, txn.application_id, cluster_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.sinks import formats
+from kafka_eos_source.sinks import constructors, formats
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.formats import encode
 from kafka_eos_source.sinks.manifest import NotesFolder
@@ -99,9 +99,8 @@ class TestSql:
         return tmp_path / "x.db"
 
     def sink(self, file: Path, **options: Any) -> Any:
-        from kafka_eos_source.sinks.sql import SqlSink
 
-        sink = SqlSink(f"sqlite:///{file}", "t", **options)
+        sink = constructors.sql(f"sqlite:///{file}", "t", **options).build()
         sink.open(SinkContext("db", "app", "cluster", NotesFolder(str(file.parent / "store"))))
         return sink
 
@@ -193,9 +192,8 @@ class TestSql:
         self, file: Path, url: str, message: str
     ) -> None:
         from kafka_eos_source.errors import InvalidOptionError
-        from kafka_eos_source.sinks.sql import SqlSink
 
-        sink = SqlSink(url, "t")
+        sink = constructors.sql(url, "t").build()
         sink.open(SinkContext("db", "app", "cluster"))
         with pytest.raises(InvalidOptionError, match=message) as refused:
             sink.make_ready(ROWS.schema, deadline())

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, filesystem_layout, manifest
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
-from kafka_eos_source.sinks.http import HttpSink
+from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, constructors, filesystem_layout, manifest
+from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 from tests.support import foreign_manifests as foreign
@@ -45,7 +44,7 @@ def home(tmp_path: Path) -> Path:
 
 def prepared(home: Path) -> tuple[System, SinkTxn, Path]:
     """Prepares a batch in ``out``; returns the sink, the id, and the manifest."""
-    system = System(sink=lambda: FilesystemSink(str(home / "out")), visible=list)
+    system = System(sink=lambda: constructors.files(str(home / "out")).build(), visible=list)
     txn = new_txn()
     with opened(system) as sink:
         sink.make_ready(ROWS.schema, deadline())
@@ -325,7 +324,6 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
     store = str(home / "store")
     if kind == "sql":
         pytest.importorskip("sqlalchemy")
-        from kafka_eos_source.sinks.sql import SqlSink
 
         file = home / "rows.db"
 
@@ -333,20 +331,17 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
             with sqlite3.connect(file) as connection:
                 return int(connection.execute("SELECT count(*) FROM t").fetchone()[0])
 
-        return System(lambda: SqlSink(f"sqlite:///{file}", "t"), list, store), stored
+        return System(lambda: constructors.sql(f"sqlite:///{file}", "t").build(), list, store), stored
     path = str(home / "table")
     if kind == "delta":
         deltalake = pytest.importorskip("deltalake")
-        from kafka_eos_source.sinks.delta import DeltaSink
 
         def in_table() -> int:
             return int(deltalake.DeltaTable(path).to_pyarrow_table().num_rows)
 
-        return System(lambda: DeltaSink(path), list, store), in_table
+        return System(lambda: constructors.delta(path).build(), list, store), in_table
     pytest.importorskip("pyiceberg.catalog.sql")
     from pyiceberg.catalog.sql import SqlCatalog
-
-    from kafka_eos_source.sinks.iceberg import IcebergSink
 
     catalog = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
 
@@ -355,7 +350,7 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
         return int(table.scan().to_arrow().num_rows)
 
     SqlCatalog("default", **catalog).create_namespace("db")
-    return System(lambda: IcebergSink("db.t", catalog=catalog), list, store), in_snapshot
+    return System(lambda: constructors.iceberg("db.t", catalog=catalog).build(), list, store), in_snapshot
 
 
 @pytest.mark.parametrize("ending", ["json", "arrow"])
@@ -434,7 +429,9 @@ def test_rows_that_somebody_adds_to_the_checkpoint_do_not_replace_a_prepared_tra
 def test_rows_for_a_service_are_sent_only_with_their_digest(home: Path) -> None:
     """Nothing listens at the port: only unchanged rows would be sent, which then fails."""
     url = "http://127.0.0.1:9/rows"
-    system = System(lambda: HttpSink(url, "idempotency-key", retries=0), list, str(home / "store"))
+    system = System(
+        lambda: constructors.http(url, mode="idempotency-key", retries=0).build(), list, str(home / "store")
+    )
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK

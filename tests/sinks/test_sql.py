@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext, SinkTxn
 from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, opened, stage
 
 sa = pytest.importorskip("sqlalchemy")
 
-from kafka_eos_source.sinks.sql import SqlSink  # noqa: E402
 from kafka_eos_source.sinks.sql_transactions import MySql, gid_of, txn_of  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def run(file: Path, *statements: str) -> list[tuple[object, ...]]:
 
 def system(file: Path, **options: object) -> System:
     return System(
-        sink=lambda: SqlSink(f"sqlite:///{file}", "rows", **options),  # type: ignore[arg-type]
+        sink=lambda: constructors.sql(f"sqlite:///{file}", "rows", **options).build(),  # type: ignore[arg-type]
         visible=list,
         store=str(file.parent / "store"),
     )
