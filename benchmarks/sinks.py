@@ -22,10 +22,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
-from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.sql import SqlSink
 from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 
@@ -53,7 +52,7 @@ def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     staging = StagingFolder.at(str(folder / "staging"))
     sink.open(SinkContext("bench", "bench", "cluster", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
-    sink.check(rows.schema, deadline)
+    sink.make_ready(rows.schema, deadline)
     txn = sink.context.txn(1, SinkTxn.new_attempt())
     begun = time.perf_counter()
     stage = sink.stage(
@@ -123,11 +122,11 @@ def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path
 
 
 def _files(kind: str, folder: Path) -> TwoPhaseSink:
-    return FilesystemSink(str(folder / "sink"), kind)
+    return constructors.files(str(folder / "sink"), format=kind).build()
 
 
 def _database(url: str, name: str, _folder: Path) -> TwoPhaseSink:
-    return SqlSink(url, name)
+    return constructors.sql(url, name).build()
 
 
 def _alone(rows: pa.Table, url: str, name: str, _folder: Path) -> None:

@@ -23,13 +23,30 @@ if TYPE_CHECKING:
         to_registry,
         undecodable_record,
     )
+    from kafka_eos_source.sinks.constructors import (
+        custom,
+        delta,
+        files,
+        http,
+        iceberg,
+        s3,
+        sink_options,
+        sql,
+    )
     from kafka_eos_source.spark.schema import invalid_record, record_origin
     from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
+    from kafka_eos_source.state.vector.windows import hopping, session, tumbling
 
 __all__ = [
     "App",
     "KafkaEosDataSource",
+    "custom",
+    "delta",
+    "files",
     "from_registry",
+    "hopping",
+    "http",
+    "iceberg",
     "invalid_record",
     "local_checkpoints",
     "map_in_read",
@@ -39,7 +56,12 @@ __all__ = [
     "record_origin",
     "register",
     "registry_schema",
+    "s3",
+    "session",
+    "sink_options",
+    "sql",
     "to_registry",
+    "tumbling",
     "undecodable_record",
     "watch",
 ]
@@ -65,7 +87,13 @@ def register(spark: SparkSession) -> None:
 _DEFINED_IN = {
     "App": "kafka_eos_source.app.app",
     "KafkaEosDataSource": "kafka_eos_source.datasource",
+    "custom": "kafka_eos_source.sinks.constructors",
+    "delta": "kafka_eos_source.sinks.constructors",
+    "files": "kafka_eos_source.sinks.constructors",
     "from_registry": "kafka_eos_source.registry.columns",
+    "hopping": "kafka_eos_source.state.vector.windows",
+    "http": "kafka_eos_source.sinks.constructors",
+    "iceberg": "kafka_eos_source.sinks.constructors",
     "invalid_record": "kafka_eos_source.spark.schema",
     "local_checkpoints": "kafka_eos_source.spark.session",
     "map_in_read": "kafka_eos_source.in_read.frame",
@@ -74,7 +102,12 @@ _DEFINED_IN = {
     "recommended_settings": "kafka_eos_source.spark.session",
     "record_origin": "kafka_eos_source.spark.schema",
     "registry_schema": "kafka_eos_source.registry.columns",
+    "s3": "kafka_eos_source.sinks.constructors",
+    "session": "kafka_eos_source.state.vector.windows",
+    "sink_options": "kafka_eos_source.sinks.constructors",
+    "sql": "kafka_eos_source.sinks.constructors",
     "to_registry": "kafka_eos_source.registry.columns",
+    "tumbling": "kafka_eos_source.state.vector.windows",
     "undecodable_record": "kafka_eos_source.registry.columns",
     "watch": "kafka_eos_source.observe.notebook",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyspark.sql.types import StructType
@@ -23,6 +23,8 @@ from kafka_eos_source.options.parse import divide
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
+from kafka_eos_source.sinks.constructors import Sink, sink_options
+from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
@@ -34,10 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from kafka_eos_source.registry.columns import Registry
+    from kafka_eos_source.state.aggregates import Aggregate
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector import Aggregate, Function
-    from kafka_eos_source.state.vector.declarations import Duration, Window
+    from kafka_eos_source.state.vector import Function
+    from kafka_eos_source.state.vector.windows import Duration, Window
 
 _log = logging.getLogger(__name__)
 
@@ -446,7 +449,7 @@ class App:
         value: str | Column | None = None,
         registry: Registry | RegistrySchema | None = None,
         removed: str | None = None,
-        sinks: Mapping[str, Any] | None = None,
+        sinks: Mapping[str, Sink] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DataStreamWriter:
         """Returns the writer of the query, after checking everything that can be known before it starts.
@@ -507,8 +510,15 @@ _OWN_OPTIONS = {
 }
 
 
-def _of_sinks(sinks: Mapping[str, Any], columns: Iterable[str] | None) -> dict[str, str]:
-    return {}
+def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[str, str]:
+    """Returns the options of sinks, which receive these columns unless they state their own; None = all."""
+    if not sinks:
+        return {}
+    found = sink_options(sinks)
+    if columns is not None:
+        for name in sinks:
+            found.setdefault(f"{PREFIX}{name}.columns", ",".join(columns))
+    return found
 
 
 def _session(name: str, checkpoint: str | None) -> SparkSession:

@@ -40,6 +40,7 @@ from kafka_eos_source.spark.schema import (
     read_schema,
     record_place,
 )
+from kafka_eos_source.stage.fanout import ROUTE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -183,7 +184,8 @@ class Records:
             InvalidSchemaError: if a column is missing or has the wrong type, there is nothing to write, or
                 two columns would have one name.
         """
-        names = [name for name in frame.columns if name not in _CARRIED]
+        apart = {*_CARRIED, ROUTE} if for_sinks else {*_CARRIED}
+        names = [name for name in frame.columns if name not in apart]
         self._check_columns(names)
         own = (self.key, self.value, self.registry, self.removed)
         if all(each is None for each in own) and VALUE in names and set(names) <= set(SOURCE_COLUMNS):
@@ -212,9 +214,7 @@ class Records:
         if for_sinks:
             self._check_names(set(names) - same, has_timestamp)
         made = {KEY, VALUE} if key is not None else {VALUE}
-        carried = [name for name in (INVALID, ORIGIN) if name in frame.columns]
-        if CHANGELOG in frame.columns:
-            carried.append(CHANGELOG)
+        carried = [name for name in frame.columns if name in apart]
         result = frame.select(*records, *(column(name) for name in [*kept, *carried] if name not in made))
         return result, names if for_sinks else None
 

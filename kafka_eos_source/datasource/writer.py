@@ -85,7 +85,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         if plan is not None:
             from kafka_eos_source.commit import two_phase
 
-            two_phase.check(options, plan)
+            two_phase.make_ready(options, plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, packed))
 

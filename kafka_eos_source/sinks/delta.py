@@ -38,7 +38,6 @@ from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
-    BUFFER_BYTES,
     CREATE,
     FAIL,
     STAGE_SECONDS,
@@ -82,15 +81,7 @@ def json_texts(name: str, value: str) -> Mapping[str, str]:
 class DeltaSink(TableFormatSink["DeltaTable"]):
     """``type=delta``: appends to a Delta Lake table.
 
-    Args:
-        path: URI of the table's folder.
-        storage: storage options of delta-rs.
-        create: whether to create the table if it does not exist.
-        partition_by: partition columns of a table that the sink creates.
-        properties: properties of a table that the sink creates.
-        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
-        compression: compression of Parquet's pages.
-        buffer_bytes: size of the rows that a task buffers before it writes a file.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.delta` is for users.
     """
 
     failpoint_after_commit = "sink.delta.after_version"
@@ -141,19 +132,17 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def __init__(
         self,
+        *,
         path: str,
-        storage: Mapping[str, str] | None = None,
-        create: bool = True,
-        partition_by: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        schema_evolution: str = FAIL,
-        compression: str = "snappy",
-        buffer_bytes: int = BUFFER_BYTES,
+        storage: Mapping[str, str],
+        create: bool,
+        partition_by: Sequence[str],
+        properties: Mapping[str, str],
+        schema_evolution: str,
+        compression: str,
+        buffer_bytes: int,
     ) -> None:
-        require("deltalake", "delta")
-        self._to = Target(
-            path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
-        )
+        self._to = Target(path, storage, create, tuple(partition_by), properties, schema_evolution)
         self.compression = compression
         self.buffer_bytes = buffer_bytes
 
@@ -165,7 +154,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         stated = {name.lower(): value for name, value in self._to.storage.items()}
         return location(self._to.uri, next((stated[name] for name in _STORES if name in stated), None))
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._to.ready(schema, deadline)
         self.notes()
 

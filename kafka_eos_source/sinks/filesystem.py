@@ -48,10 +48,7 @@ _MAX_NAME_BYTES = 194
 class FilesystemSink(TwoPhaseSink):
     """``type=filesystem``: writes Parquet, JSON lines or CSV files to a shared folder.
 
-    Args:
-        path: URI or path of a folder that driver and executors share, on any file system of ``pyarrow.fs``.
-        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
-        compression: compression of Parquet's pages.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.files` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -67,7 +64,13 @@ class FilesystemSink(TwoPhaseSink):
         formats.COMPRESSION,
     )
 
-    def __init__(self, path: str, format: str = "parquet", compression: str = "default") -> None:
+    def __init__(
+        self,
+        *,
+        path: str,
+        format: str,
+        compression: str,
+    ) -> None:
         self.path = path
         self.format = format
         self.compression = compression
@@ -79,7 +82,7 @@ class FilesystemSink(TwoPhaseSink):
     def target(self) -> str | None:
         return location(self.path)
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         formats.check(self.format, schema)
         names = f"{self.context.application_id}{self.context.name}".encode()
         if self._at.renames_folders and len(names) > _MAX_NAME_BYTES:

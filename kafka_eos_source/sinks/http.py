@@ -128,19 +128,7 @@ def _header(name: str, value: str) -> str:
 class HttpSink(TwoPhaseSink):
     """``type=http``: sends each batch to a web service.
 
-    Args:
-        url: URL under which the service's endpoints are (``two-phase``), or that receives the rows itself
-            (``idempotency-key``).
-        mode: ``two-phase`` or ``idempotency-key``.
-        format: ``json`` (JSON lines) or ``arrow`` (an Arrow IPC stream).
-        auth: value of the header ``auth_header``.
-        auth_env: environment variable of the driver that contains the value of ``auth_header`` instead.
-        auth_header: header that authenticates the client.
-        timeout: time limit in ms for connecting, and for each wait for an answer.
-        retries: number of retries of one call, before the driver retries the whole commit.
-        ca_file: PEM file with the certificates to trust; None for the system's.
-        allow_http: whether credentials may be sent over plain http.
-        key_header, status_url, on_conflict: options that only ``idempotency-key`` uses.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.http` is for users.
 
     Raises:
         InvalidOptionError: if two options contradict each other.
@@ -245,19 +233,20 @@ class HttpSink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         url: str,
-        mode: str = TWO_PHASE,
-        format: str = "json",
-        auth: str | None = None,
-        auth_env: str | None = None,
-        auth_header: str = "Authorization",
-        timeout: int = 30_000,
-        retries: int = 3,
-        ca_file: str | None = None,
-        allow_http: bool = False,
-        key_header: str | None = None,
-        status_url: str | None = None,
-        on_conflict: str | None = None,
+        mode: str,
+        format: str,
+        auth: str | None,
+        auth_env: str | None,
+        auth_header: str,
+        timeout: int,
+        retries: int,
+        ca_file: str | None,
+        allow_http: bool,
+        key_header: str | None,
+        status_url: str | None,
+        on_conflict: str | None,
     ) -> None:
         if auth is not None and auth_env is not None:
             raise InvalidOptionError(
@@ -341,7 +330,7 @@ class HttpSink(TwoPhaseSink):
             "refuse the batch earlier",
         )
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         if self.format == "json":
             formats.check("json", schema)
         self._protocol.check(deadline)

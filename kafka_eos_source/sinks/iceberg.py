@@ -40,7 +40,6 @@ from kafka_eos_source.sinks.specs import SECRET_NAME, require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
-    BUFFER_BYTES,
     CREATE,
     FAIL,
     STAGE_SECONDS,
@@ -122,16 +121,7 @@ APPLICATION, CLUSTER, SINK, SEQUENCE, ATTEMPT = (
 class IcebergSink(TableFormatSink["Table"]):
     """``type=iceberg``: appends to an Iceberg table.
 
-    Args:
-        table: ``namespace.table``.
-        catalog_name: name of the catalog in pyiceberg; if ``.pyiceberg.yaml`` has such a section, pyiceberg
-            uses it.
-        catalog: properties of the catalog and its file system, as in pyiceberg's documentation.
-        create: whether to create the table if it does not exist.
-        partition_by: partition fields of a table that the sink creates.
-        properties: properties of a table that the sink creates.
-        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
-        buffer_bytes: size of the rows that a task buffers before it writes a file.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.iceberg` is for users.
     """
 
     failpoint_after_commit = "sink.iceberg.after_snapshot"
@@ -174,19 +164,19 @@ class IcebergSink(TableFormatSink["Table"]):
 
     def __init__(
         self,
+        *,
         table: str,
-        catalog_name: str = "default",
-        catalog: Mapping[str, str] | None = None,
-        create: bool = True,
-        partition_by: Sequence[PartitionBy] = (),
-        properties: Mapping[str, str] | None = None,
-        schema_evolution: str = FAIL,
-        buffer_bytes: int = BUFFER_BYTES,
-        allow_http: bool = False,
+        catalog_name: str,
+        catalog: Mapping[str, str],
+        create: bool,
+        partition_by: Sequence[PartitionBy],
+        properties: Mapping[str, str],
+        schema_evolution: str,
+        buffer_bytes: int,
+        allow_http: bool,
     ) -> None:
-        require("pyiceberg.catalog", "iceberg")
-        if any(is_secret(name) or SECRET_NAME.search(name) for name in catalog or {}):
-            for name, value in (catalog or {}).items():
+        if any(is_secret(name) or SECRET_NAME.search(name) for name in catalog):
+            for name, value in catalog.items():
                 if "://" in value:
                     sent = "the credentials of the catalog"
                     values.refuse_plain_http(f"catalog.{name}", value, sent, ALLOW_HTTP, allowed=allow_http)
@@ -196,10 +186,10 @@ class IcebergSink(TableFormatSink["Table"]):
         self._to = Target(
             table,
             catalog_name,
-            dict(catalog or {}),
+            dict(catalog),
             create,
             tuple(partition_by),
-            dict(properties or {}),
+            dict(properties),
             schema_evolution,
         )
         self.buffer_bytes = buffer_bytes
@@ -211,7 +201,7 @@ class IcebergSink(TableFormatSink["Table"]):
     def target(self) -> str | None:
         return self._to.name
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         _call(lambda: self._to.ready(schema, deadline))
         self.notes()
 

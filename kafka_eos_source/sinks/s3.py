@@ -89,17 +89,7 @@ def _timeout_ms(name: str, value: str) -> int:
 class S3Sink(TwoPhaseSink):
     """``type=s3``: writes Parquet, JSON lines or CSV objects. boto3 finds the credentials.
 
-    Args:
-        path: ``s3://bucket/prefix``.
-        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
-        compression: compression of Parquet's pages.
-        endpoint: URL of a store other than AWS.
-        region: region of the bucket.
-        path_style: whether the bucket is in the path of URLs instead of the host name.
-        part_bytes: size of each part of an upload except the last.
-        upload_threads: number of parts that one task uploads at the same time.
-        timeout: time limit in ms for connecting, and for each wait for an answer.
-        allow_http: whether signed requests may be sent to the store over plain http.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.s3` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -145,16 +135,17 @@ class S3Sink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         path: str,
-        format: str = "parquet",
-        compression: str = "default",
-        endpoint: str | None = None,
-        region: str | None = None,
-        path_style: bool = False,
-        part_bytes: int = 8 << 20,
-        upload_threads: int = 4,
-        timeout: int = 30_000,
-        allow_http: bool = False,
+        format: str,
+        compression: str,
+        endpoint: str | None,
+        region: str | None,
+        path_style: bool,
+        part_bytes: int,
+        upload_threads: int,
+        timeout: int,
+        allow_http: bool,
     ) -> None:
         if endpoint is not None:
             sent = "signed requests, session tokens and rows"
@@ -182,7 +173,7 @@ class S3Sink(TwoPhaseSink):
         name, prefix = s3_uploads.parse_path("path", self.path)
         return location(f"s3://{name}/{prefix}", self.service.endpoint)
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         """Checks that the format can hold the rows, and that the driver may list the bucket.
 
         Raises:

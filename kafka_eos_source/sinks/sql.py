@@ -121,16 +121,7 @@ _LEDGER_RETENTION = datetime.timedelta(days=7)
 class SqlSink(TwoPhaseSink):
     """``type=sql``: writes to a table. Only the driver connects to the database.
 
-    Args:
-        url: SQLAlchemy URL, such as ``postgresql+psycopg://user:password@host/database``.
-        table: table that receives the rows.
-        schema: schema of the table and the ledger; None for the connection's default.
-        mode: ``append`` or ``upsert``.
-        keys: key columns of an upsert.
-        create: whether to create the table if it does not exist.
-        two_phase: whether to use prepared transactions: ``auto``, ``require`` or ``never``.
-        batch_rows: most rows per ``INSERT`` statement.
-        ledger_table: name of the ledger.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.sql` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -189,15 +180,16 @@ class SqlSink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         url: str,
         table: str,
-        schema: str | None = None,
-        mode: str = "append",
-        keys: Sequence[str] = (),
-        create: bool = True,
-        two_phase: str = "auto",
-        batch_rows: int = 10_000,
-        ledger_table: str = "kafka_eos_ledger",
+        schema: str | None,
+        mode: str,
+        keys: Sequence[str],
+        create: bool,
+        two_phase: str,
+        batch_rows: int,
+        ledger_table: str,
     ) -> None:
         if (mode == "upsert") != bool(keys):
             raise InvalidOptionError(
@@ -248,7 +240,7 @@ class SqlSink(TwoPhaseSink):
             "with SINK_FAILED. two.phase=require refuses such a database",
         )
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
         self._table_for(schema)
 

@@ -344,7 +344,7 @@ class SinkConformance(SinkKills):
         txn = new_txn()
         rows = self.rows_of(system)
         with opened(system) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
         found = sorted(system.visible(), key=lambda row: row["id"])
