@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +20,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from integration.support.driver import ROOT
 from integration.support.kafka import Admin, produce, read_back
+from integration.support.processes import DRIVER, await_condition, kill_marked
 from kafka_eos_source import App, record_origin
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
 
 SCHEMA = "id BIGINT, category STRING, amount DOUBLE, ts TIMESTAMP"
 
@@ -26,7 +36,7 @@ def order(number: int, **changed: Any) -> dict[str, Any]:
         "id": number,
         "category": f"c{number % 3}",
         "amount": number / 2,
-        "ts": f"2026-01-01T00:{number % 60:02}:00Z",
+        "ts": f"2026-01-01T00:{number // 8:02}:00Z",
         **changed,
     }
 
@@ -146,10 +156,11 @@ Start = Callable[..., App]
 
 @pytest.fixture
 def start(broker: str, spark: SparkSession, checkpoint: str) -> Start:
+    name = f"app-{uuid.uuid4().hex[:8]}"
+
     def made(**arguments: Any) -> App:
         options = {"state.dir": f"{checkpoint}-state", **arguments.pop("options", {})}
-        return App("app-" + checkpoint[-12:].strip("/-").replace("/", "-"), broker, checkpoint=checkpoint,
-                   options=options, spark=spark, **arguments)  # fmt: skip
+        return App(name, broker, checkpoint=checkpoint, options=options, spark=spark, **arguments)
 
     return made
 
@@ -216,8 +227,8 @@ def test_wrong_arguments_of_read_are_named(
 
 
 def _plan(frame: DataFrame) -> str:
-    """Returns the optimised plan without the ids of its expressions and what is random in it."""
-    text = frame._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
+    """Returns the analysed plan without the ids of its expressions and what is random in it."""
+    text = frame._jdf.queryExecution().analyzed().toString()  # type: ignore[operator]
     return re.sub(r"#\d+L?|run\([^)]*\)|@[0-9a-f]+|\[id=[^]]*\]", "", text)
 
 
@@ -271,3 +282,114 @@ def test_record_origin_is_carried(spark: SparkSession) -> None:
     )
     (found,) = written(rows.select("id", record_origin()))
     assert found["kafka_eos_origin"]["offset"] == 1
+
+
+# -- the example, killed
+
+
+class Example:
+    """A program such as `examples/revenue.py`, as a user starts it."""
+
+    def __init__(self, program: Path, broker: str, folder: Path) -> None:
+        self._command = [sys.executable, str(program), broker, str(folder)]
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def run(self, failpoints: str = "") -> Iterator[subprocess.Popen[bytes]]:
+        mark = uuid.uuid4().hex
+        environment = {**os.environ, FAILPOINTS: failpoints, DRIVER: mark, "PYTHONPATH": str(ROOT)}
+        with open(self._folder / "log", "ab") as log:
+            process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
+            try:
+                yield process
+            finally:
+                kill_marked(DRIVER, mark)
+                process.wait()
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.fault(
+    "T480",
+    "SIGKILL to the driver of the App of docs/app.md, before and after Kafka commits",
+    "A batch with window results for Kafka, a Delta table and a database commits",
+)
+def test_the_documented_app_is_exact_in_three_systems_although_it_is_killed(
+    broker: str, topic: Callable[..., str], tmp_path: Path, admin: Admin
+) -> None:
+    """Mutation: a sink that commits without looking for its transaction doubles rows of the killed batch."""
+    deltalake, sqlalchemy = pytest.importorskip("deltalake"), pytest.importorskip("sqlalchemy")
+    source, target = topic(), topic()
+    code = (ROOT / "examples" / "revenue.py").read_text()
+    assert len([line for line in code.partition("import sys")[2].splitlines() if line.strip()]) <= 15
+    program = tmp_path / "revenue.py"
+    program.write_text(code.replace('"orders"', repr(source)).replace('"revenue"', repr(target)))
+    example = Example(program, broker, tmp_path)
+    orders = [order(n) for n in range(90)]
+
+    def send(first: int) -> None:
+        produce(broker, source, [json.dumps(each) for each in orders[first : first + 30]])
+
+    for first, failpoint in ((0, "commit.before_commit"), (30, "commit.after_commit")):
+        send(first)
+        with example.run(f"{failpoint}=kill") as process:
+            assert process.wait(240) == -signal.SIGKILL, example.log()
+    send(60)
+    database = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    with example.run() as process:
+        await_condition(
+            lambda: process.poll() is not None or _total(database, target) == len(orders), 240, "all counted"
+        )
+        assert process.poll() is None, example.log()
+    wanted = _expected(orders)
+    in_kafka = [
+        (record.key.decode(), value["window_start"], value["orders"], value["revenue"])
+        for record in read_back(broker, target)
+        for value in [json.loads(record.value or b"")]
+    ]
+    table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
+    in_lake = _rows(table.to_pylist())
+    with database.connect() as connection:
+        in_database = _rows(
+            dict(row._mapping) for row in connection.execute(sqlalchemy.text(f'SELECT * FROM "{target}"'))
+        )
+    database.dispose()
+    assert Counter(in_lake) == Counter(in_database)
+    assert len(in_kafka) == len(set(in_kafka)) == len(in_lake) == len(set(in_lake))
+    newest: dict[Any, Any] = {}
+    for category, start, number, amount in sorted(in_lake):
+        newest[category, start] = (number, amount)
+    assert newest == wanted
+    assert {(category, number, amount) for category, _, number, amount in in_kafka} == {
+        (category, number, amount) for category, _, number, amount in in_lake
+    }
+
+
+def _rows(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, int, float]]:
+    return [(r["category"], str(r["window_start"])[:16], r["orders"], r["revenue"]) for r in rows]
+
+
+def _expected(orders: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int, float]]:
+    """Returns number and revenue of the orders of each category and minute."""
+    found: dict[tuple[str, str], tuple[int, float]] = {}
+    for each in orders:
+        key = (each["category"], each["ts"][:16].replace("T", " "))
+        number, amount = found.get(key, (0, 0.0))
+        found[key] = (number + 1, amount + each["amount"])
+    return found
+
+
+def _total(database: Any, table: str) -> int:
+    """Returns how many orders the newest revisions in the database count."""
+    import sqlalchemy
+
+    try:
+        with database.connect() as connection:
+            text = (
+                f'SELECT SUM(n) FROM (SELECT MAX(orders) AS n FROM "{table}" GROUP BY category, window_start)'
+            )
+            return int(connection.execute(sqlalchemy.text(text)).scalar() or 0)
+    except sqlalchemy.exc.OperationalError:  # the query has not created the table yet
+        return 0
