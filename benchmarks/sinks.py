@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -106,7 +106,8 @@ def sqlalchemy(rows: pa.Table, url: str, name: str) -> None:
 
 
 def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path], TwoPhaseSink], Any]]:
-    for kind, library in (("parquet", parquet), ("csv", csv), ("json", json)):
+    kinds: list[tuple[_Kind, Callable[..., Any]]] = [("parquet", parquet), ("csv", csv), ("json", json)]
+    for kind, library in kinds:
         yield (
             f"filesystem {kind}",
             partial(_files, kind),
@@ -121,7 +122,10 @@ def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path
         )
 
 
-def _files(kind: str, folder: Path) -> TwoPhaseSink:
+_Kind = Literal["parquet", "csv", "json"]
+
+
+def _files(kind: _Kind, folder: Path) -> TwoPhaseSink:
     return constructors.files(str(folder / "sink"), format=kind).build()
 
 

@@ -422,8 +422,8 @@ def _texts(
         except InvalidOptionError as error:
             raise InvalidOptionError(f"{where}: {error.message}", fix=error.fix) from None
         if _is_list(option) and not isinstance(value, str) and len(parsed) != len(value):
-            error = values.invalid(full, repr(list(value)), "a list in which no text contains a comma")
-            raise InvalidOptionError(f"{where}: {error.message}", fix=error.fix)
+            wrong = values.invalid(full, repr(list(value)), "a list in which no text contains a comma")
+            raise InvalidOptionError(f"{where}: {wrong.message}", fix=wrong.fix)
         if option.required or parsed != option.default:
             found[option.name] = text
     return tuple(found.items())

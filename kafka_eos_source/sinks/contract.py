@@ -334,7 +334,7 @@ class TwoPhaseSink(ABC):
 
         Anybody may call this at any time, also while the query runs in another process. So it must not write,
         create, lock or fence anything. The sink is open, and its `context` has no `store`; the application id
-        and the cluster id in it are empty if they are not known yet.
+        and the cluster id in it are placeholders if they are not known yet.
 
         Args:
             schema: schema of the rows.

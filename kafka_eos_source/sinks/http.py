@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import (
@@ -49,6 +49,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.http_client import (
+    Answer,
     Call,
     Credentials,
     Meaning,
@@ -57,6 +58,7 @@ from kafka_eos_source.sinks.http_client import (
     Transport,
     meaning_of,
     pending_ids,
+    state_of,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
@@ -330,10 +332,15 @@ class HttpSink(TwoPhaseSink):
             "refuse the batch earlier",
         )
 
-    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         if self.format == "json":
             formats.check("json", schema)
         self._protocol.check(deadline)
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        if self.format == "json":
+            formats.check("json", schema)
+        self._protocol.make_ready(deadline)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         return self._protocol.prepare(txn, staged, deadline)
@@ -369,7 +376,10 @@ class Protocol(ABC):
 
     @abstractmethod
     def check(self, deadline: Deadline) -> None:
-        """Checks the configuration and, if the protocol allows it, that the service accepts requests."""
+        """Checks that the service can be reached and, if the protocol allows it, that it accepts requests."""
+
+    @abstractmethod
+    def make_ready(self, deadline: Deadline) -> None: ...
 
     @abstractmethod
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome: ...
@@ -407,6 +417,9 @@ class TwoPhase(Protocol):
         """
         self.recover(deadline)
 
+    def make_ready(self, deadline: Deadline) -> None:
+        self.check(deadline)
+
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         content = encode_body(self.kind, staged.schema, staged.batches())
         call = Call(
@@ -435,11 +448,7 @@ class TwoPhase(Protocol):
             message = (
                 f"GET {target}: {answer}; expected a JSON object of at most 4 MiB with the list 'pending'"
             )
-            if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
-                raise SinkRetryableError(message)
-            raise SinkFailedError(
-                message, fix="correct the option 'url' or the service; see docs/sink-http.md."
-            )
+            raise _unexpected(message, answer, "url")
         return sorted({txn for each in ids if (txn := self.context.own(each)) is not None})
 
     def _send(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -481,7 +490,34 @@ class OneRequest(Protocol):
     _last_committed: SinkTxn | None = field(default=None, init=False)
 
     def check(self, deadline: Deadline) -> None:
-        """Checks the configuration only, because every request to the service would have to contain rows.
+        """Asks for the state of an id that nobody used; without ``status.url``, only connects to the service.
+
+        Every other request would have to contain rows.
+
+        Raises:
+            InvalidOptionError: if the credentials or certificates cannot be used.
+            SinkFailedError, SinkRetryableError: if the service cannot be reached, or does not report a state.
+        """
+        transport = self.client.transport
+        transport.credentials.headers()
+        if self.status is None:
+            if failure := transport.connect(deadline):
+                raise SinkRetryableError(f"{shown_url(self.url)}: {failure}")
+            return
+        unused = str(self.context.txn(0, SinkTxn.new_attempt()))
+        answer = transport.request(
+            "GET", _target(self.status.replace("{id}", quote(unused, safe=""))), deadline
+        )
+        if state_of(answer) is None:
+            raise _unexpected(
+                f"GET {shown_url(self.status)}: {answer}; expected status 404, or 200 and a JSON object with "
+                "'state'",
+                answer,
+                "status.url",
+            )
+
+    def make_ready(self, deadline: Deadline) -> None:
+        """Checks the configuration only.
 
         Raises:
             SinkFailedError: if the query has no checkpoint.
@@ -582,6 +618,16 @@ class OneRequest(Protocol):
                 fix="set the option 'checkpointLocation', or use mode=two-phase.",
             )
         return store
+
+
+def _unexpected(message: str, answer: Answer, option: str) -> KafkaEosError:
+    """Returns the error for an answer that is not what the protocol says."""
+    if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
+        return SinkRetryableError(message)
+    return SinkFailedError(
+        message,
+        fix=f"correct the option {option!r}, the credentials or the service; see docs/sink-http.md.",
+    )
 
 
 _DONE = ".done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -47,6 +48,8 @@ from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.targets import location
 
 _MAX_THREADS = 64
+#: Longest wait for one answer during a check.
+_CHECK_SECONDS = 2.0
 
 
 def _path(name: str, value: str) -> str:
@@ -173,7 +176,7 @@ class S3Sink(TwoPhaseSink):
         name, prefix = s3_uploads.parse_path("path", self.path)
         return location(f"s3://{name}/{prefix}", self.service.endpoint)
 
-    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         """Checks that the format can hold the rows, and that the driver may list the bucket.
 
         Raises:
@@ -181,7 +184,8 @@ class S3Sink(TwoPhaseSink):
             SinkFailedError, SinkRetryableError: if the store refuses the request or does not answer.
         """
         formats.check(self.format, schema)
-        self._prepared_ids()
+        impatient = replace(self.service, timeout_seconds=min(self.service.timeout_seconds, _CHECK_SECONDS))
+        Bucket(impatient, self._bucket.name).keys(self._at.prepared_folder)
 
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.task_attempt_id, formats.ENDINGS[self.format])

@@ -25,9 +25,10 @@ from typing import Any, ClassVar, TypeVar, cast
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkUnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
+from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -47,9 +48,12 @@ from kafka_eos_source.sinks.sql_database import (
     autocommit,
     create_table,
     create_table_for,
+    define_table,
     dry_run,
+    has_database_file,
     load_table_for,
     new_engine,
+    no_table,
     parsed_url,
     sqlalchemy,
     write_rows,
@@ -239,6 +243,60 @@ class SqlSink(TwoPhaseSink):
             "between prepare and commit that violate a constraint together with the batch, the query stops "
             "with SINK_FAILED. two.phase=require refuses such a database",
         )
+
+    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        """Logs in, and compares the columns of the table with the schema if the table exists.
+
+        Raises:
+            InvalidOptionError: if ``two.phase=require``, and the database has no prepared transactions; or if
+                the database schema does not exist.
+            InvalidSchemaError: if the table does not fit, or is missing and must not be created.
+            SinkUnavailableError: if the database refuses the login, or cannot be reached.
+        """
+        sa = sqlalchemy()
+        engine = new_engine(self.url, max(2, int(deadline.remaining_seconds())))
+        try:
+            if not has_database_file(self.url):
+                self._check_creation(schema)
+                return
+            with autocommit(engine) as connection:
+                self._refuse_unsupported(*supported_by(connection))
+                found = sa.inspect(connection)
+                if not found.has_table(self.table, schema=self.schema):
+                    if self.schema is not None and self.schema not in found.get_schema_names():
+                        raise InvalidOptionError(
+                            f"option 'schema' has the value {self.schema!r}, which the database lacks.",
+                            fix="create the schema, or correct the option 'schema'.",
+                        )
+                    self._check_creation(schema)
+                    return
+            load_table_for(engine, self.table, self.schema, schema, self.keys)
+        except sa.exc.DBAPIError as error:
+            raise SinkUnavailableError(
+                f"the database {shown_url(self.url)!r} cannot be used: {driver_text(error)}.",
+                fix="correct user, password, host and database in the option 'url', or start the database.",
+            ) from error
+        finally:
+            engine.dispose()
+
+    def _check_creation(self, schema: pa.Schema) -> None:
+        if not self.create:
+            raise no_table(self.table)
+        missing = [key for key in self.keys if key not in schema.names]
+        if missing:
+            raise InvalidOptionError(
+                f"option 'keys' names {', '.join(map(repr, missing))}; the frame has "
+                f"{', '.join(map(repr, schema.names))}.",
+                fix="correct the option 'keys', or select the columns in the frame.",
+            )
+        define_table(self.table, self.schema, schema, self.keys)
+
+    def _refuse_unsupported(self, transactions: PreparedTransactions | None, reason: str) -> None:
+        if transactions is None and self.two_phase == "require":
+            raise InvalidOptionError(
+                f"option 'two.phase' has the value 'require', but {reason}.",
+                fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
+            )
 
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
@@ -448,11 +506,7 @@ class SqlSink(TwoPhaseSink):
         defined = define_ledger(self.ledger_table, self.schema)
         with autocommit(engine) as connection:
             transactions, reason = supported_by(connection)
-            if transactions is None and self.two_phase == "require":
-                raise InvalidOptionError(
-                    f"option 'two.phase' has the value 'require', but {reason}.",
-                    fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
-                )
+            self._refuse_unsupported(transactions, reason)
             create_table(connection, defined)
         self._unsupported_reason = reason
         self._transactions = transactions

@@ -8,6 +8,8 @@ as after the death of a driver at that point, and the next `recover` resolves it
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -155,13 +157,19 @@ def _pulsing(batches: Iterator[pa.RecordBatch], pulse: Pulse) -> Iterator[pa.Rec
 
 #: Time limit of `check_targets` in seconds. Calls that are under way then may take `GRACE_SECONDS` longer.
 CHECK_SECONDS = 4.0
+#: Ids in the context of a check if the query's own are not known yet.
+_UNKNOWN = "kafka-eos-check"
+#: Of the text of an exception.
+_MOST_CHARACTERS = 500
+#: delta-rs writes its errors in colours.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def check_targets(
     sinks: Sequence[tuple[SinkSpec, pa.Schema]],
     *,
-    application_id: str = "",
-    cluster_id: str = "",
+    application_id: str = _UNKNOWN,
+    cluster_id: str = _UNKNOWN,
     seconds: float = CHECK_SECONDS,
 ) -> dict[str, KafkaEosError]:
     """Checks that the sinks of a query can write its rows, without any effect on their targets.
@@ -171,8 +179,8 @@ def check_targets(
 
     Args:
         sinks: each sink, with the schema of its rows; a `stage.fanout.Plan` has both in its routes.
-        application_id: application id of the query; empty if it is not known yet.
-        cluster_id: Kafka's id of the query's cluster; empty if it is not known yet.
+        application_id: application id of the query, if it is known.
+        cluster_id: Kafka's id of the query's cluster, if it is known.
         seconds: time limit for each sink. `watchdog.GRACE_SECONDS` later, a call that hangs is abandoned.
 
     Returns:
@@ -218,4 +226,5 @@ def _unavailable(spec: SinkSpec, why: str) -> SinkUnavailableError:
 def _text(error: Exception) -> str:
     if isinstance(error, KafkaEosError):
         return error.message
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    text = " ".join(_COLOURS.sub("", str(error)).split())
+    return f"{type(error).__name__}: {textwrap.shorten(text, _MOST_CHARACTERS, placeholder=' …')}"
