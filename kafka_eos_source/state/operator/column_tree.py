@@ -146,18 +146,25 @@ class Other(Node):
         return f"{self.kind}({', '.join(map(str, self.children))})"
 
 
-def calls(node: Node) -> Iterator[Call]:
-    """Yields all calls in a tree, the outermost first."""
+def nodes(node: Node) -> Iterator[Node]:
+    """Yields all nodes of a tree, the outermost first."""
+    yield node
     match node:
         case Call():
-            yield node
-            for each in node.arguments:
-                yield from calls(each)
+            below = node.arguments
         case Alias() | Over():
-            yield from calls(node.child)
+            below = (node.child,)
         case Other():
-            for each in node.children:
-                yield from calls(each)
+            below = node.children
+        case _:
+            return
+    for each in below:
+        yield from nodes(each)
+
+
+def calls(node: Node) -> Iterator[Call]:
+    """Yields all calls in a tree, the outermost first."""
+    return (each for each in nodes(node) if isinstance(each, Call))
 
 
 # ------------------------------------------------------------------ columns

@@ -89,7 +89,10 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
             "a stateful operator needs key columns; "
             + (f"the frame lacks {missing}" if missing else "neither groupBy() nor 'key' names one")
             + f"; the frame has the columns {frame.columns}.",
-            fix="group by columns of the frame; for an expression, use withColumn(name, expression) before "
+            fix="leave window() out of groupBy, and pass window=tumbling('1 minute', on='timestamp') to "
+            "aggregate (hopping and session are the others)."
+            if {"window", "session_window"} & {*missing}
+            else "group by columns of the frame; for an expression, use withColumn(name, expression) before "
             "groupBy(name).",
         )
     if not frame.isStreaming:

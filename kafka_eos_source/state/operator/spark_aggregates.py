@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, functions
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state import aggregates as declared
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.operator.column_tree import (
@@ -31,6 +32,7 @@ from kafka_eos_source.state.operator.column_tree import (
     Star,
     as_column,
     calls,
+    nodes,
     parse,
     quoted,
     tree,
@@ -192,7 +194,7 @@ class _Reader:
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
-        self._columns: list[str] = list(frame.columns)
+        self._columns = [name for name in frame.columns if name != CHANGELOG]
         self._computed: dict[str, Column] = {}
         self._shown: dict[str, str] = {}
 
@@ -293,8 +295,10 @@ class _Reader:
                 fix=f"use F.{node.name}(…), or F.collect_set(…) and aggregate the array after the operator. "
                 + _usable(),
             )
-        for each in calls(Other(None, "operands", node.arguments)):
-            if each.name in NAMES or each.name in _OF_SPARK_ONLY:
+        for each in nodes(Other(None, "operands", node.arguments)):
+            if isinstance(each, Over):
+                raise self._no_call(result, each)
+            if isinstance(each, Call) and (each.name in NAMES or each.name in _OF_SPARK_ONLY):
                 raise InvalidSchemaError(
                     f"the result {result!r} of an aggregation is {node}, an aggregate of the aggregate "
                     f"{each.name}.",
@@ -416,8 +420,8 @@ class _Reader:
     def _column(self, node: Node) -> Column:
         """Returns the column of an operand."""
         if node.source is not None:
-            column: Column = as_column(node.source)
-            return column
+            # Spark refuses a function such as explode(), which would multiply the rows, within another one.
+            return functions.coalesce(as_column(node.source))
         if isinstance(node, Name):
             return functions.col(quoted(*node.parts))
         if isinstance(node, Constant):
