@@ -86,7 +86,8 @@ def transform(
             requires ``application.id``.
 
     Returns:
-        The output columns and `CHANGELOG`, which the sink needs: keep it in every projection.
+        The output columns and `CHANGELOG`, in a frame whose methods keep it and its rows
+        (`spark.operator_frame`).
 
     Raises:
         InvalidOptionError, InvalidSchemaError: if an argument is invalid, before any broker is contacted.
