@@ -16,9 +16,11 @@ from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.spark import worker_daemon
+from tests.support.simulated_kafka import SimulatedKafka
 
+_BROKERS = "b:9092"
 _OPTIONS = {
-    "kafka.bootstrap.servers": "b:9092",
+    "kafka.bootstrap.servers": _BROKERS,
     "subscribe": "in",
     "application.id": "app",
 }
@@ -101,7 +103,8 @@ def test_a_process_does_not_import_what_it_does_not_use(
     """A query starts many processes one after the other, so each import of 0.1 s delays its first batch."""
     stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
     (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
-    assert not imported(code, tmp_path) & not_needed
+    with SimulatedKafka({"in": 1}) as cluster:
+        assert not imported(code.replace(_BROKERS, cluster.bootstrap), tmp_path) & not_needed
 
 
 @pytest.mark.parametrize(
