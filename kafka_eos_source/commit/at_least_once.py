@@ -60,7 +60,7 @@ def check_target(options: WriteOptions) -> None:
     checkpoint, limit_ms = options.checkpoint_location, options.commit_timeout_ms
     if checkpoint is None or not offset_log.has_finished_batch(checkpoint):
         first = Deadline.after_seconds(START_SECONDS)
-        check_reachable(admin_config(options.kafka))
+        check_reachable(admin_config(options.kafka), START_SECONDS)
         limit_ms = min(limit_ms, _SILENT_MS if first.expired else _CHECK_MS)
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:

@@ -179,6 +179,25 @@ def test_the_process_that_commits_does_not_check_the_target_again(
     at_least_once.check_target(options)
 
 
+def test_a_new_query_does_not_wait_long_for_brokers_that_accept_connections_and_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else may listen at a wrong address. A query that has run waits for its brokers."""
+    monkeypatch.setattr(at_least_once, "START_SECONDS", 0.2)
+    monkeypatch.setattr(at_least_once, "_SILENT_MS", 3000)
+    monkeypatch.setattr("kafka_eos_source.kafka.probe._PASS_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster._LEAST_CONNECT_SECONDS", 0.1)
+    with SimulatedKafka({"out": 1}) as cluster:
+        cluster.hung.add(1)
+        stated = {
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "topic": "out",
+            "checkpointLocation": str(tmp_path),
+        }
+        with pytest.raises(UnavailableError, match=f"within 3 s.*{cluster.bootstrap}: it did not answer"):
+            at_least_once.check_target(parse_write(stated, streaming=True))
+
+
 def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Path) -> None:
     """Spark ends the process that plans batches after a minute without any."""
     stated = {
