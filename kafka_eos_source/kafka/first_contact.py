@@ -76,7 +76,7 @@ def contact(
                     list(topics), SOON_SECONDS if complaints.has_answered else _SECONDS, operations=True
                 )
             except KafkaException as failure:
-                return _silent(failure, complaints, "looking up the topics of a query")
+                return _silent(failure, complaints, next(iter(topics.values()), "looking up the brokers"))
             complaints.answered()
             missing = [name for name in topics if _is_unknown(found[name])]
             if not missing:

@@ -433,6 +433,24 @@ def test_a_group_that_cannot_be_read_now_is_a_warning(job: Job, monkeypatch: pyt
     assert len(job.check()) == 1
 
 
+@pytest.mark.parametrize("how", ["check", "load"])
+def test_no_request_lets_a_broker_create_a_topic(job: Job, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ``auto.create.topics.enable`` says: a typo would become a topic."""
+    allowed: list[bool] = []
+    answer = job.kafka._on_Metadata
+
+    def record(node: int, request: Any, version: int, refusal: int) -> dict[str, Any]:
+        allowed.append(request.allow_auto_topic_creation)
+        return answer(node, request, version, refusal)
+
+    monkeypatch.setattr(job.kafka, "_on_Metadata", record)
+    job.source["subscribe"] = "ordrs"
+    with pytest.raises(UnavailableError):
+        job.check() if how == "check" else KafkaEosDataSource(job.source).schema()
+    assert len(allowed) > 1
+    assert not any(allowed)
+
+
 # -- on a server of Spark Connect
 
 

@@ -199,14 +199,16 @@ def test_a_topic_that_does_not_exist_is_answered_with_similar_names(
     monkeypatch.setattr("kafka_eos_source.kafka.transaction._NEW_TOPIC_SECONDS", 0.1)
     with SimulatedKafka({"orders": 1, "other": 1, "__orders": 1}) as cluster:
         config = {"bootstrap.servers": cluster.bootstrap}
-        with pytest.raises(
-            UnavailableError, match=r"topic 'order' does not exist.*mean 'orders' or 'other'\?"
-        ):
+
+        def look_up() -> None:
             if who == "source":
                 SourceAdmin(config, "read_committed", 1, 10).named(["order"])
             else:
                 producer = RecordProducer(producer_config(config), "check")
                 producer.check_partitions({"order": -1}, Deadline.after_seconds(5))
+
+        with pytest.raises(UnavailableError, match=r"'order' does not exist.*mean 'orders' or 'other'\?"):
+            look_up()
 
 
 def test_a_command_fails_soon_if_connections_are_refused(
