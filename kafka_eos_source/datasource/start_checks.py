@@ -295,8 +295,8 @@ class _Checkpoint:
         if self.planned is None:
             return 0
         fs, path = file_system(self.location)
-        ended = fs.get_file_info(f"{path}/commits/{self.planned}").type == pafs.FileType.File
-        return self.planned + 1 if ended else self.planned
+        info = self._reading(lambda: fs.get_file_info(f"{path}/commits/{self.planned}"))
+        return self.planned + 1 if info.type == pafs.FileType.File else self.planned
 
     def logged(self) -> LoggedOffsets | None:
         """Returns the newest entry of the offset log."""

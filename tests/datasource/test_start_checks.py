@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import datasource
+from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import Identity
 from kafka_eos_source.datasource import KafkaEosDataSource, start_checks
 from kafka_eos_source.datasource.start_checks import (
@@ -367,6 +368,17 @@ def test_an_operator_on_another_cluster(job: Job, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(AdminClient, "described", elsewhere)
     job.with_state("totals").operators["totals"]["kafka.client.dns.lookup"] = "use_all_dns_ips"
     assert "Expected the same cluster" in refused(job, InvalidOptionError)
+
+
+def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
+    folders = [str(job.folder / name) for name in ("lake", "copy")]
+    job.sink |= {"application.id": "app", "sinks": "lake, copy"}
+    for name, folder in zip(("lake", "copy"), folders, strict=True):
+        job.sink |= {f"sink.{name}.type": "filesystem", f"sink.{name}.path": folder}
+    assert job.check() == []
+    assert not two_phase._opened, "they are closed again"
+    job.sink["sink.copy.path"] = folders[0]
+    assert "write to the same target" in refused(job, InvalidOptionError)
 
 
 # -- what may pass
