@@ -159,7 +159,7 @@ class StagedSink:
             InvalidOptionError: if ``checkpointLocation`` is not set.
             UnavailableError: if the staging folder is not writable.
         """
-        return cls(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan, in_read)
+        return cls(options, columns, StagingFolder.at(staging_of_stream(options)), "", plan, in_read)
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
@@ -352,7 +352,12 @@ def _task() -> StreamingTask:
     return task
 
 
-def _staging_of_stream(options: WriteOptions) -> str:
+def staging_of_stream(options: WriteOptions) -> str:
+    """Returns the staging folder of a streaming query.
+
+    Raises:
+        InvalidOptionError: if ``checkpointLocation`` is not set.
+    """
     if options.checkpoint_location is None:
         raise InvalidOptionError(
             "option 'checkpointLocation' is not set on the sink. The sink reads from the checkpoint which "

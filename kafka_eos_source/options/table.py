@@ -32,6 +32,8 @@ STEP_IN_READ = "step.in.read"
 #: secrets by name, as it does for the sink and the operator.
 SINK_IN_READ = "step.in.read.write."
 OPERATOR_IN_READ = "step.in.read.operator."
+#: Prefix of the options of a read that only checks a query before it starts (`datasource.start_checks`).
+CHECK = "check.query."
 
 
 #: Option by which the user states that producers choose the partition by the record's key.
