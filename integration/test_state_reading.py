@@ -368,7 +368,7 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
 
 def words_of(pages: Pages, *words: object) -> list[str]:
     """Runs ``kafka-eos state …`` for the query's store."""
-    named = ["--application-id", pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
+    named = [pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
     return ["state", *map(str, words), *named]
 
 
@@ -457,7 +457,7 @@ def test_a_killed_rescale_continues_to_more_and_to_fewer_shards(
         assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
     shown = json.loads(command(pages, "get", "page-0", "--json").output)
     assert shown["value"] == {"views": pages.wanted["page-0"]}
-    listed = json.loads(command(pages, "ls", "--state-dir", pages.state_dir, "--json").output)
+    listed = json.loads(command(pages, "list", "--state-dir", pages.state_dir, "--json").output)
     assert {each["batch"] for each in listed["changelogs"]} == {2}
     written = read_back(pages.broker, pages.sink)
     assert len(written) == 200 + 70 + 200, "a row for each page of each batch"

@@ -15,9 +15,9 @@ import click
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
-    APPLICATION_ID,
     CHECKPOINT,
     CONNECTION,
+    OPTIONAL_QUERY,
     Target,
     console,
     deadline_of,
@@ -39,9 +39,9 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
 
 
 @click.command()
+@OPTIONAL_QUERY
 @CHECKPOINT
-@APPLICATION_ID
-@click.option("--all", "ended", is_flag=True, help="Include queries that ended more than ten minutes ago.")
+@click.option("--running", is_flag=True, help="Leave out queries that have stopped or failed.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval", default="1s", show_default=True, metavar="DURATION", help="Time between two frames."
@@ -50,7 +50,7 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
 def top(
     checkpoint: str | None,
     application_id: str | None,
-    ended: bool,
+    running: bool,
     once: bool,
     as_json: bool,
     interval: str,
@@ -59,9 +59,9 @@ def top(
 ) -> None:
     """Show live what queries do: rates, lag, micro-batches by step, transactions, sinks.
 
-    Without arguments, shows all queries that this user runs on this host. For a query on another host, add
-    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json
-    prints one object per query, once.
+    Without QUERY (an application.id), shows all queries that this user ran on this host during the last
+    seven days, running ones first. For a query on another host, add --bootstrap-servers: the token and the
+    lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json prints one object per query, once.
     """
     from kafka_eos_source.option_values import duration_ms, invalid
 
@@ -71,9 +71,11 @@ def top(
     if checkpoint is None and application_id is None:
 
         def look() -> Sequence[QueryView]:
-            return views_of_host(ended=ended)
+            return views_of_host(running=running)
     else:
-        target = target_of({**given, "checkpoint": checkpoint, "application_id": application_id})
+        target = target_of(
+            {**given, "checkpoint": checkpoint, "application_id": application_id}, needs_kafka=False
+        )
         of_query = view_source(target, lambda: deadline_of(timeout))
 
         def look() -> Sequence[QueryView]:
@@ -111,19 +113,15 @@ def _show_live(look: Callable[[], Sequence[QueryView]], pause_seconds: float) ->
 
 # -- the views that top shows
 
-#: Queries that ended longer ago than this are shown only on request.
-_ENDED_SECONDS = 600.0
-#: Queries that have neither committed nor planned for this long are not read.
-_RECENT_SECONDS = 26 * 3600.0
 
 T = TypeVar("T")
 
 
-def views_of_host(*, ended: bool) -> list[QueryView]:
-    """Returns the queries of this user on this host, running ones first.
+def views_of_host(*, running: bool = False) -> list[QueryView]:
+    """Returns the queries of this user on this host: running ones first, then the newest.
 
     Args:
-        ended: whether to include queries that ended more than ten minutes ago.
+        running: whether to leave out queries that have stopped or failed.
 
     Raises:
         OperatorError: if the figures cannot be read.
@@ -132,13 +130,17 @@ def views_of_host(*, ended: bool) -> list[QueryView]:
     from kafka_eos_source.observe.view import Status, view
 
     now = time.time()
-    found = [
-        view(each, now) for each in _readable(lambda: query_journals(0.0 if ended else now - _RECENT_SECONDS))
-    ]
-    if not ended:
-        found = [each for each in found if not _has_ended(each, now)]
+    over = (Status.STOPPED, Status.FAILED)
+    found = [view(each, now) for each in _readable(query_journals)]
+    if running:
+        found = [each for each in found if each.status not in over]
     return sorted(
-        found, key=lambda each: (each.status in (Status.STOPPED, Status.FAILED), each.application_id)
+        found,
+        key=lambda each: (
+            each.status in over,
+            -(each.status_since or 0.0) if each.status in over else 0.0,
+            each.application_id,
+        ),
     )
 
 
@@ -230,13 +232,6 @@ def _readable(read: Callable[[], T]) -> T:
             f"cannot read the figures of the queries on this host: {error}.",
             fix="check the folder kafka-eos-live-<user id> in the system's temporary folder, or delete it.",
         ) from error
-
-
-def _has_ended(each: QueryView, now: float) -> bool:
-    from kafka_eos_source.observe.view import Status
-
-    ended = each.status in (Status.STOPPED, Status.FAILED)
-    return ended and (each.status_since is None or now - each.status_since > _ENDED_SECONDS)
 
 
 # -- metrics
