@@ -27,6 +27,7 @@ from kafka_eos_source.datasource.sink import (
     StagedSink,
     of_every_task,
     of_successful_tasks,
+    require_checkpoint,
     sink_columns,
 )
 from kafka_eos_source.errors import InvalidSchemaError
@@ -75,6 +76,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     columns, plan = sink_columns(options, schema)
     if columns.changelog is not None and options.guarantee == "at_least_once":
         raise _cannot_commit_state("processing.guarantee=at_least_once")
+    if options.guarantee != "at_least_once":
+        require_checkpoint(options)  # before anything asks a broker
     at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         at_least_once.leave_guarantee(options)
