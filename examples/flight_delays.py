@@ -34,8 +34,9 @@ from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, 
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count, max_, mean, tumbling
+from kafka_eos_source.state.vector import tumbling
 from kafka_eos_source.testing.verdict import judge
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     ).select("flight.*")
     hours = aggregate(
         parsed.groupBy("origin"),
-        {"flights": count(), "mean_delay": mean("dep_delay"), "max_delay": max_("dep_delay")},
+        {"flights": agg.count(), "mean_delay": agg.avg("dep_delay"), "max_delay": agg.max("dep_delay")},
         window=tumbling("1 hour", on="time_hour", grace="2 days"),
         emit="on_close",
         store=STORE,

@@ -33,7 +33,7 @@ from kafka_eos_source.demo.run import EXACTLY_ONCE, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.state import CHANGELOG, aggregate
-from kafka_eos_source.state.vector import count, max_, sum_
+from kafka_eos_source.state import aggregates as agg
 
 from flight_delays import in_order, prepare
 
@@ -69,7 +69,7 @@ def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     routes = flights.selectExpr("concat(f.origin, '-', f.dest) AS route", "f.dep_delay AS delay")
     totals = aggregate(
         routes.groupBy("route"),
-        {"flights": count(), "minutes": sum_("delay"), "longest": max_("delay")},
+        {"flights": agg.count(), "minutes": agg.sum("delay"), "longest": agg.max("delay")},
         shards=SHARDS,
         options=options,
     )

@@ -32,8 +32,8 @@ from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.operator.transform import aggregate
-from kafka_eos_source.state.vector import count
 from tests.support.json_shapes import mismatches
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli-transcript.md"
@@ -167,7 +167,9 @@ def run_query(spark: SparkSession, broker: str, folder: Path) -> None:
         .select(f.split(f.col("key").cast("string"), "-")[0].alias("carrier"))
     )
     options = {**connection, "state.dir": str(folder / "state")}
-    counted = aggregate(flights, {"flights": count()}, options=options, key="carrier", store=STORE, shards=2)
+    counted = aggregate(
+        flights, {"flights": agg.count()}, options=options, key="carrier", store=STORE, shards=2
+    )
     changes = [name for name in counted.columns if name.startswith("__")]
     rows = counted.select(
         f.col("carrier").alias("key"), f.col("flights").cast("string").alias("value"), *changes

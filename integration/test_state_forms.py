@@ -28,8 +28,9 @@ from kafka_eos_source.state import (
     deduplicate,
     transform,
 )
-from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
-from kafka_eos_source.state.vector.declarations import Window
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.vector import KeyedBatch, tumbling
+from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7
 #: Whether this PySpark supports read limits (4.2 and later).
@@ -161,7 +162,7 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
     """A deduplication followed by a count commits both operators' state in one transaction."""
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
     first = deduplicate(stage.rows(), key="v", options=stage.options(), shards=2)
-    second = aggregate(first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3)
+    second = aggregate(first.groupBy("k"), {"n": agg.count()}, options=stage.options(), shards=3)
     stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: int(values[-1]) for key, values in stage.results().items()}
     assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
@@ -202,7 +203,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     produce(stage.broker, stage.source, ["x"] * len(keys), keys=keys)
     stage.wanted.update(keys)
     rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
-    frame = aggregate(rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2)
+    frame = aggregate(rows.groupBy("k"), {"n": agg.count()}, options=stage.options(), shards=2)
     stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
@@ -210,7 +211,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
 
 
 WINDOW = tumbling("1 hour", on="at", grace="1 hour")
-AGGREGATES = {"n": count(), "last": latest("v", by="offset"), "longest": max_("v")}
+AGGREGATES = {"n": agg.count(), "last": agg.last("v", by="offset"), "longest": agg.max("v")}
 
 
 @pytest.mark.core

@@ -29,12 +29,13 @@ from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import Aggregate, count, max_
 
 _ROWS = 2_000
 _SEED = 20_261_121
@@ -133,7 +134,7 @@ class Pages:
         self.state_dir = str(folder / "state")
         self.checkpoint = str(folder / "checkpoint")
         self.wanted: Counter[str] = Counter()
-        self.aggregates: dict[str, Aggregate] = {"views": count()}
+        self.aggregates: dict[str, Aggregate] = {"views": agg.count()}
 
     @property
     def connection(self) -> dict[str, str]:
@@ -283,7 +284,7 @@ def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
     kafka = pages.connection
     with pages.query_state(kafka=kafka) as state:
         assert state.get("home") == {"views": 2}
-        pages.aggregates = {"last": max_("page"), "views": count()}
+        pages.aggregates = {"last": agg.max("page"), "views": agg.count()}
         pages.feed(["home", "help"])
         pages.run()
         wanted = {
@@ -296,7 +297,7 @@ def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
     found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
     assert found == wanted
     assert json.loads(command(pages, "get", "cart", "--json").output)["value"] == wanted["cart"]
-    pages.aggregates = {"views": max_("page")}
+    pages.aggregates = {"views": agg.max("page")}
     pages.feed(["cart"])
     with pytest.raises(StreamingQueryException, match=r"'views' was count\(\).*is now max\(page\)"):
         pages.run()

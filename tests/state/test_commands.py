@@ -22,7 +22,8 @@ from kafka_eos_source.operate import stores
 from kafka_eos_source.operate.stores import Kind, Verified, compare, parse_key
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.vector import AggregateProcessor, count, sum_
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.vector import AggregateProcessor
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
@@ -30,7 +31,7 @@ FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    processor = AggregateProcessor(FLIGHTS, ["origin"], {"flights": count(), "delay": sum_("delay")})
+    processor = AggregateProcessor(FLIGHTS, ["origin"], {"flights": agg.count(), "delay": agg.sum("delay")})
     made = Machine(tmp_path / "state", processor, ["origin"])
     made.batch(0, rows_of(FLIGHTS, [("JFK", 5), ("LGA", 1), ("JFK", -2), ("LAX", 0)]))
     made.commit()

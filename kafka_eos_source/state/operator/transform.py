@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import lineage, source_options
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
     Shards,
@@ -24,11 +25,11 @@ from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
-from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
-from kafka_eos_source.state.vector.declarations import milliseconds
+from kafka_eos_source.state.vector import AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.windows import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.declarations import Duration, Window
+    from kafka_eos_source.state.vector.windows import Duration, Window
 
 
 _log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ def aggregate(
     Args:
         rows, options, key, store, shards: as in `transform`.
         aggregates: aggregates by the name of their result column:
-            ``{"views": count(), "longest": max_("seconds")}``.
+            ``{"views": agg.count(), "longest": agg.max("seconds")}``.
         window: ``tumbling``, ``hopping`` or ``session`` from `state.vector`; None for no window.
         emit: ``"on_update"`` emits each changed result in each micro-batch. ``"changes"`` emits before it the
             result that it replaces, with true in the column ``removed``, for a following aggregation.
@@ -166,7 +167,7 @@ def aggregate(
             window and its grace.
         removed: name of a boolean column; the aggregates take back the rows in which it is true. Set it to
             ``"removed"`` if the rows come from an aggregation with ``emit="changes"``. Only count, and sum
-            and mean of integers and decimals, can take rows back.
+            and avg of integers and decimals, can take rows back.
         at_most_every: time span, such as ``"1 minute"``. A changed result is emitted when the span has passed
             since its first change that was not emitted, and when its window closes; so each key and window
             emits at most one result per span. The span is event time if there is a window, and processing

@@ -17,10 +17,11 @@ from rich.console import Console
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import LiveTable, flat, text, watch_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import AggregateProcessor, count, tumbling
+from kafka_eos_source.state.vector import AggregateProcessor, tumbling
 from tests.state.local_state import APP, STORE, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string())])
@@ -29,7 +30,7 @@ SECONDS = 60
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": count()}), ["origin"])
+    return Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": agg.count()}), ["origin"])
 
 
 def committed(machine: Machine, batch_id: int, *origins: str) -> None:
@@ -105,7 +106,7 @@ def test_the_number_of_rows_is_bounded(machine: Machine) -> None:
 def test_the_newest_windows_come_first(tmp_path: Path) -> None:
     schema = pa.schema([("origin", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     window = tumbling("1 minute", on="at", grace="1 hour")
-    processor = AggregateProcessor(schema, ["origin"], {"n": count()}, window=window)
+    processor = AggregateProcessor(schema, ["origin"], {"n": agg.count()}, window=window)
     machine = Machine(tmp_path, processor, ["origin"])
     noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.timezone.utc)
     origins = ("JFK", "LGA", "EWR", "BOS")
