@@ -24,6 +24,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, read_back, transaction
 from integration.support.rescaling import killed_at
+from kafka_eos_source import watch_state
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
@@ -34,7 +35,6 @@ from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate
 from kafka_eos_source.state.reading import live
-from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
 
 _ROWS = 2_000
@@ -318,7 +318,7 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
     notebook = Notebook()
     monkeypatch.setattr(live, "notebook_display", lambda: notebook)
     where = {"kafka": pages.connection, "state_dir": pages.state_dir}
-    table = watch_state(pages.application, STORE, **where, query=query, interval=0.1)  # type: ignore[arg-type]
+    table = watch_state(query, STORE, 0.1, **where)  # type: ignore[arg-type]
     assert table is not None
     try:
         seen: list[int] = []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from kafka_eos_source.spark.schema import invalid_record, record_origin
     from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
+    from kafka_eos_source.state.reading.live import watch_state
 
 __all__ = [
     "KafkaEosDataSource",
@@ -40,6 +41,7 @@ __all__ = [
     "to_registry",
     "undecodable_record",
     "watch",
+    "watch_state",
 ]
 
 
@@ -74,6 +76,7 @@ _DEFINED_IN = {
     "to_registry": "kafka_eos_source.registry.columns",
     "undecodable_record": "kafka_eos_source.registry.columns",
     "watch": "kafka_eos_source.observe.notebook",
+    "watch_state": "kafka_eos_source.state.reading.live",
 }
 
 

@@ -16,8 +16,13 @@ import click
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.operate.shared import BROKERS_VARIABLE, DEFAULT_BROKERS, brokers_of_environment
-from kafka_eos_source.runtime.commands import JSON, print_json
+from kafka_eos_source.runtime.commands import (
+    BROKERS_VARIABLE,
+    DEFAULT_BROKERS,
+    JSON,
+    brokers_of_environment,
+    print_json,
+)
 from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ command runs.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime.commands import BROKERS_VARIABLE, DEFAULT_BROKERS, brokers_of_environment
 from kafka_eos_source.secrets import is_secret, url_secrets, urls_in
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 INTERNAL_PREFIX = "__"
 #: Prefix of the transactional ids and default groups of ``kafka-eos dead-letters replay``.
 REPLAY_PREFIX = "kafka-eos-replay-"
-#: The environment variable with the brokers of commands whose arguments name none.
-BROKERS_VARIABLE = "KAFKA_EOS_BOOTSTRAP_SERVERS"
-#: The brokers if nothing names any: where ``kafka-eos broker`` listens.
-DEFAULT_BROKERS = "127.0.0.1:9092"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -230,11 +226,6 @@ def _connection(options: dict[str, Any]) -> dict[str, str]:
     found = kafka_options(options["bootstrap_servers"], options["pairs"], properties)
     named = brokers_of_environment()
     return found if _BOOTSTRAP in found or named is None else {**found, _BOOTSTRAP: named}
-
-
-def brokers_of_environment() -> str | None:
-    """Returns the brokers that `BROKERS_VARIABLE` names; None if it is not set, or empty."""
-    return os.environ.get(BROKERS_VARIABLE) or None
 
 
 def _target(options: dict[str, Any], kafka: dict[str, str]) -> Target:

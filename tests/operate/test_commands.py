@@ -45,8 +45,6 @@ from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect
 from kafka_eos_source.operate.query_commands import show_inspection
 from kafka_eos_source.operate.repair import BatchOutcome
 from kafka_eos_source.operate.shared import (
-    BROKERS_VARIABLE,
-    DEFAULT_BROKERS,
     Target,
     kafka_options,
     parse_properties,
@@ -56,6 +54,7 @@ from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.offset_log import SourcePosition, digest_of
 from kafka_eos_source.protocol.token import Due, Mark, Token, TokenRecord, newest
+from kafka_eos_source.runtime.commands import BROKERS_VARIABLE, DEFAULT_BROKERS
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.targets import location
 from tests import ROOT

@@ -23,7 +23,7 @@ from kafka_eos_source.operate.stores import Kind, Verified, compare, parse_key
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state.vector import AggregateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
