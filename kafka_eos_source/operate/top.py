@@ -36,12 +36,19 @@ if TYPE_CHECKING:
 
 #: Without a pause, the command would use a whole core.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
+#: How many queries that have ended are shown.
+_ENDED = 20
 
 
 @click.command()
 @OPTIONAL_QUERY
 @CHECKPOINT
-@click.option("--running", is_flag=True, help="Leave out queries that have stopped or failed.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help=f"Show all queries that ended during the last seven days, not only the newest {_ENDED}.",
+)
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval", default="1s", show_default=True, metavar="DURATION", help="Time between two frames."
@@ -50,7 +57,7 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
 def top(
     checkpoint: str | None,
     application_id: str | None,
-    running: bool,
+    everything: bool,
     once: bool,
     as_json: bool,
     interval: str,
@@ -59,9 +66,9 @@ def top(
 ) -> None:
     """Show live what queries do: rates, lag, micro-batches by step, transactions, sinks.
 
-    Without QUERY (an application.id), shows all queries that this user ran on this host during the last
-    seven days, running ones first. For a query on another host, add --bootstrap-servers: the token and the
-    lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json prints one object per query, once.
+    Without QUERY (an application.id), shows the queries that this user runs on this host, and then those that
+    ended last. For a query on another host, add --bootstrap-servers: the token and the lag then come from
+    Kafka. Changes nothing. Ctrl-C ends it. --json prints one object per query, once.
     """
     from kafka_eos_source.option_values import duration_ms, invalid
 
@@ -71,7 +78,7 @@ def top(
     if checkpoint is None and application_id is None:
 
         def look() -> Sequence[QueryView]:
-            return views_of_host(running=running)
+            return views_of_host(everything=everything)
     else:
         target = target_of(
             {**given, "checkpoint": checkpoint, "application_id": application_id}, needs_kafka=False
@@ -117,11 +124,11 @@ def _show_live(look: Callable[[], Sequence[QueryView]], pause_seconds: float) ->
 T = TypeVar("T")
 
 
-def views_of_host(*, running: bool = False) -> list[QueryView]:
-    """Returns the queries of this user on this host: running ones first, then the newest.
+def views_of_host(*, everything: bool = False) -> list[QueryView]:
+    """Returns the queries of this user on this host: those that run, then those that stopped or failed last.
 
     Args:
-        running: whether to leave out queries that have stopped or failed.
+        everything: whether to return all that this host knows, and not only the newest ones that ended.
 
     Raises:
         OperatorError: if the figures cannot be read.
@@ -132,16 +139,13 @@ def views_of_host(*, running: bool = False) -> list[QueryView]:
     now = time.time()
     over = (Status.STOPPED, Status.FAILED)
     found = [view(each, now) for each in _readable(query_journals)]
-    if running:
-        found = [each for each in found if each.status not in over]
-    return sorted(
-        found,
-        key=lambda each: (
-            each.status in over,
-            -(each.status_since or 0.0) if each.status in over else 0.0,
-            each.application_id,
-        ),
+    runs = sorted((each for each in found if each.status not in over), key=lambda each: each.application_id)
+    ended = sorted(
+        (each for each in found if each.status in over),
+        key=lambda each: each.status_since or 0.0,
+        reverse=True,
     )
+    return [*runs, *(ended if everything else ended[:_ENDED])]
 
 
 def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[], QueryView]:

@@ -251,13 +251,17 @@ def test_top_shows_the_queries_of_the_host(recorded: Callable[..., None]) -> Non
     recorded("older", time.time() - 3 * 24 * 3600)
     recorded("new", time.time(), writer=this_writer())
     SourceFile("s").write(replace(SOURCE, application_id="new", at=time.time(), writer=this_writer()))
-    found = [json.loads(line) for line in run("--json", "--running").stdout.splitlines()]
-    assert [each["application_id"] for each in found] == ["new"]
+    found = [json.loads(line) for line in run("--json").stdout.splitlines()]
+    assert [each["application_id"] for each in found] == ["new", "old", "older"], "the newest first"
     assert found[0]["totals"]["records"] == 10
     assert found[0]["lag"]["in"]["offsets"] == 2
-    everything = [json.loads(line) for line in run("--json").stdout.splitlines()]
-    assert [each["application_id"] for each in everything] == ["new", "old", "older"], "the newest first"
     assert "older" in run("--once").stdout
+    for number in range(20):
+        recorded(f"ended-{number}", time.time() - 60 * number)
+    shown = [json.loads(line)["application_id"] for line in run("--json").stdout.splitlines()]
+    assert shown == ["new", *(f"ended-{number}" for number in range(20))]
+    everything = run("--json", "--all").stdout.splitlines()
+    assert [json.loads(line)["application_id"] for line in everything[-2:]] == ["old", "older"]
     assert "old" in run("--once", "old").stdout
 
 
