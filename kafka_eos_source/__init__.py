@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from kafka_eos_source.spark.schema import invalid_record, record_origin
     from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
+    from kafka_eos_source.state.reading.live import watch_state
     from kafka_eos_source.state.vector.windows import hopping, session, tumbling
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "tumbling",
     "undecodable_record",
     "watch",
+    "watch_state",
 ]
 
 
@@ -110,6 +112,7 @@ _DEFINED_IN = {
     "tumbling": "kafka_eos_source.state.vector.windows",
     "undecodable_record": "kafka_eos_source.registry.columns",
     "watch": "kafka_eos_source.observe.notebook",
+    "watch_state": "kafka_eos_source.state.reading.live",
 }
 
 

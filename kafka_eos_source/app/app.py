@@ -17,7 +17,9 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.in_read.frame import source_options
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
@@ -25,6 +27,7 @@ from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
+from kafka_eos_source.spark.changelog_check import check_changelog
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.state.aggregates import Aggregate
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector import Function
+    from kafka_eos_source.state.vector.function import Function
     from kafka_eos_source.state.vector.windows import Duration, Window
 
 _log = logging.getLogger(__name__)
@@ -123,6 +126,7 @@ class App:
                 )
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
+        self._stores: dict[str, Options] = {}
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -322,7 +326,7 @@ class App:
         return operators.aggregate(
             rows,
             {**(aggregates or {}), **results},
-            options=self._options("operator", options),
+            options=self._operator(store, options),
             key=key,
             store=store,
             shards=shards,
@@ -356,7 +360,7 @@ class App:
         """
         return operators.deduplicate(
             rows,
-            options=self._options("operator", options),
+            options=self._operator(store, options),
             key=key,
             store=store,
             shards=shards,
@@ -393,7 +397,7 @@ class App:
             function,
             output_schema,
             state_schema,
-            options=self._options("operator", options),
+            options=self._operator(store, options),
             key=key,
             store=store,
             shards=shards,
@@ -427,7 +431,7 @@ class App:
             rows,
             processor,
             output_schema,
-            options=self._options("operator", options),
+            options=self._operator(store, options),
             key=key,
             store=store,
             shards=shards,
@@ -437,6 +441,11 @@ class App:
             style=style,
             initial_state=initial_state,
         )
+
+    def _operator(self, store: str, more: Mapping[str, Any] | None) -> Options:
+        """Returns the options of an operator, and notes its store for the checks of `write`."""
+        self._stores[store] = self._options("operator", more)
+        return self._stores[store]
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -499,7 +508,25 @@ class App:
             frame, for_sinks=bool(sinks), has_timestamp=_is_true(stated, "includeTimestamp")
         )
         sink = self._options("sink", {**_of_sinks(sinks or {}, columns), **stated})
+        self._check(rows, sink)
         return rows.writeStream.format(FORMAT_NAME).queryName(self.id).options(**sink)
+
+    def _check(self, rows: DataFrame, sink: Mapping[str, str]) -> None:
+        """Checks everything about the query that can be known before it starts; logs warnings."""
+        check_changelog(rows)
+        session = rows.sparkSession
+        arguments = (
+            source_options(rows),
+            self._stores,
+            {**sink, "queryName": self.id},
+            rows.schema,
+            [RunningQuery(each.id, each.name) for each in session.streams.active],
+        )
+        if hasattr(rows, "_jdf"):
+            check_query(*arguments)
+            return
+        for warning in check_on_server(session, *arguments):
+            _log.warning("%s", warning)
 
 
 #: Options that the arguments of `App` set, in lower case, and the argument.

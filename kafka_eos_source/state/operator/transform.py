@@ -27,10 +27,10 @@ from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
-from kafka_eos_source.state.vector import AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import milliseconds
 
 if TYPE_CHECKING:
