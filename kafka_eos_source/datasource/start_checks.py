@@ -662,11 +662,10 @@ def _check_targets(query: _Query, frame: FrameToWrite) -> None:
     """
     if frame.plan is None:
         return
-    from kafka_eos_source.sinks.watched import check_targets
+    from kafka_eos_source.sinks.watched import UNKNOWN_ID, check_targets
 
     sinks = [(route.spec, route.schema) for route in frame.plan.routes]
-    named = {"application_id": query.application_id} if query.application_id else {}
-    for error in check_targets(sinks, **named).values():
+    for error in check_targets(sinks, application_id=query.application_id or UNKNOWN_ID).values():
         if isinstance(error, OperatorError) or query.checkpoint.next_batch == 0:
             raise error
         query.warnings.append(error.message)

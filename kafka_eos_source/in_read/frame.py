@@ -272,6 +272,17 @@ def _connect_sources(relation: Any) -> Iterator[dict[str, str]]:
         yield from _connect_sources(below)
 
 
+#: Spark's steps that use a watermark below them: classes of plans of classic sessions and of Spark Connect.
+_STATEFUL = frozenset(
+    {
+        *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark"),
+        *("Join", "AsOfJoin", "LateralJoin"),
+        *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "ApplyInPandasWithState"),
+        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
+    }
+)
+
+
 def unused_watermark(frame: DataFrame) -> tuple[str, str] | None:
     """Returns the column and the delay of a ``withWatermark`` that no step of Spark below the frame uses.
 
