@@ -33,9 +33,8 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import tumbling
 from kafka_eos_source.testing.verdict import judge
 
 if TYPE_CHECKING:

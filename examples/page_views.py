@@ -33,9 +33,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import tumbling
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
 #: As in the paper: partitions of the source; partitions of the output, which is also the number of shards.

@@ -25,9 +25,9 @@ SECONDS = 240.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def program(page: str) -> str:
-    """Returns the only Python block of a deployment page."""
-    (block,) = (each for each in blocks(ROOT / "docs" / f"{page}.md") if each.language == "python")
+def program(page: str, language: str = "python") -> str:
+    """Returns the only block of a deployment page in a language."""
+    (block,) = (each for each in blocks(ROOT / "docs" / f"{page}.md") if each.language == language)
     assert block.mark is not None
     assert block.mark.detail == f"integration/{Path(__file__).name}"
     return block.code
@@ -168,3 +168,37 @@ def test_spark_connect(
             await_condition(lambda: done in log.read_text(errors="replace"), SECONDS, "the totals are there")
         totals = log.read_text(errors="replace").partition(done)[2]
         assert json.loads(totals.splitlines()[0]) == {"odd": 50, "n": 100, "twice": 2 * sum(range(100))}
+
+
+@pytest.mark.fault("T460", "the driver of a declarative pipeline is killed", "after Kafka committed a batch")
+def test_pipelines(
+    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table reads Kafka and a sink writes it: killed once, run again, then run with new records."""
+    pytest.importorskip("pyspark.pipelines")
+    pytest.importorskip("grpc")
+    pytest.importorskip("yaml")
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    (tmp_path / "spark-pipeline.yml").write_text(
+        adapted(program("deploy-pipelines", "yaml"), broker, topics, tmp_path)
+    )
+    (tmp_path / "transformations").mkdir()
+    (tmp_path / "transformations" / "flights.py").write_text(
+        adapted(program("deploy-pipelines"), broker, topics, tmp_path)
+    )
+    killed = tmp_path / "killed"
+    run = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"]
+
+    with running(run, tmp_path, KAFKA_EOS_FAILPOINTS=f"commit.after_commit=kill@{killed}") as log:
+        await_condition(killed.exists, SECONDS, "the driver is killed")
+    assert len(read_back(broker, topics[1])) == len(VALUES), "Kafka holds the batch, Spark's log does not"
+    with running(run, tmp_path) as log:
+        await_condition(lambda: "Run is COMPLETED" in log.read_text(errors="replace"), SECONDS, "it has run")
+    await_values(broker, topics[1], log)
+    more = [f"{number:03d}" for number in range(len(VALUES), 150)]
+    produce(broker, topics[0], more, keys=more)
+    with running(run, tmp_path) as log:
+        await_condition(lambda: "Run is COMPLETED" in log.read_text(errors="replace"), SECONDS, "it has run")
+    found = [(record.value or b"").decode() for record in read_back(broker, topics[1])]
+    assert sorted(found) == [*VALUES, *more]

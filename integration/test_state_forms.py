@@ -24,13 +24,14 @@ from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
     CHANGELOG,
+    KeyedBatch,
     aggregate,
     apply,
     deduplicate,
     transform,
+    tumbling,
 )
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state.vector import KeyedBatch, tumbling
 from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7

@@ -15,6 +15,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
     Shards,
+    chosen_shards,
     combine_partitions,
     grouping,
     publish,
@@ -26,10 +27,10 @@ from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
-from kafka_eos_source.state.vector import AggregateProcessor
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import milliseconds
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def transform(
             requires ``application.id``.
 
     Returns:
-        The output columns and `CHANGELOG`, which the sink needs: keep it in every projection.
+        The output columns and `CHANGELOG`, in a frame whose methods keep it and its rows
+        (`spark.operator_frame`).
 
     Raises:
         InvalidOptionError, InvalidSchemaError: if an argument is invalid, before any broker is contacted.
@@ -94,6 +96,7 @@ def transform(
     """
     frame, keys = grouping(rows, key)
     _refuse_watermark(frame, "time_mode='EventTime', on={on}, grace={grace}")
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     data = _data_columns(frame)
 
@@ -197,6 +200,7 @@ def aggregate(
     # Drop the other columns, because Spark would convert them to rows and back.
     used = used_columns(keys, read, window, removed)
     frame = _select(frame, used)
+    shards = chosen_shards(frame, keys, shards)
     processor = AggregateProcessor(
         arrow_schema(_data_columns(frame), _timezone(frame)),
         keys,
@@ -263,6 +267,7 @@ def apply(
     """
     frame, keys = grouping(rows, key)
     _refuse_watermark(frame, "on={on}")
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     processor = FunctionProcessor(
         arrow_schema(_data_columns(frame), zone),
@@ -315,6 +320,7 @@ def deduplicate(
     """
     frame, keys = grouping(rows, key)
     _refuse_watermark(frame, "on={on}, grace={grace}")
+    shards = chosen_shards(frame, keys, shards)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     packed_schema = None
