@@ -268,9 +268,6 @@ def test_aggregates_in_sparks_words_have_the_results_of_spark(stage: Stage) -> N
     read = {"kafka.bootstrap.servers": stage.broker, "subscribe": stage.source}
     batch = stage.spark.read.format("kafka-eos").options(**read).load()
     rows = prepared(batch.selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v", *columns))
-    rows = rows.coalesce(1).sortWithinPartitions(
-        "n"
-    )  # for first, last and lists: the order of the partitions
     expected = rows.groupBy("k").agg(
         *(column.alias(name) for name, column in {**words, "thirds": sf.count("third")}.items()),
         *(sf.expr(text).alias(name) for name, text in in_spark.items()),
