@@ -373,7 +373,8 @@ class Moments(Accumulator):
             summed = np.bincount(groups, squares + counts * apart * apart, count)
         empty = total == 0
         mask = empty if bool(empty.any()) else None
-        return [pa.array(total.astype(np.int64)), pa.array(mean, mask=mask), pa.array(summed, mask=mask)]
+        found = [pa.array(each, pa.float64(), mask=mask) for each in (mean, summed)]
+        return [pa.array(total.astype(np.int64), pa.int64()), *found]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         counts = binary.raw(states[0], np.int64)

@@ -343,7 +343,9 @@ class Quantiles(Accumulator):
             numbers = [equal[kept], loose, spread[kept]]
             values = values.filter(pa.array(kept))
             lengths = np.bincount(groups[kept], minlength=count)
-        lists = [binary.lists_of(pa.array(each), lengths, pa.list_(pa.int64())) for each in numbers]
+        lists = [
+            binary.lists_of(pa.array(each, pa.int64()), lengths, pa.list_(pa.int64())) for each in numbers
+        ]
         return [binary.lists_of(values, lengths, self.state[0].type), *lists]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
@@ -387,8 +389,9 @@ def _compressed(equal: Ints, loose: Ints, spread: Ints, accuracy: int) -> NDArra
     """Returns which entries of a group are kept: as few as the condition allows, with the first and last."""
     rank = np.cumsum(equal + loose)
     allowed = 2 * int(rank[-1]) // accuracy
-    # An entry can follow one with rank r if its number of uncertain values, ``reach - r``, is allowed.
-    reach = np.maximum.accumulate(rank + spread - equal)
+    # An entry can follow one with rank r if its number of uncertain values, ``reach - r``, is allowed. The
+    # smallest reach from each entry on finds the last one that can, past those that cannot.
+    reach = np.minimum.accumulate((rank + spread - equal)[::-1])[::-1]
     furthest = np.searchsorted(reach, rank + allowed, side="right") - 1
     following = np.maximum(furthest, np.arange(1, len(rank) + 1)).tolist()
     kept = np.zeros(len(rank), np.bool_)
