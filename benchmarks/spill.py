@@ -100,7 +100,7 @@ def _processor(operator: str, schema: Any) -> Any:
     import pyarrow as pa
 
     from kafka_eos_source.state import aggregates as agg
-    from kafka_eos_source.state.vector import hopping, session, tumbling
+    from kafka_eos_source.state import hopping, session, tumbling
     from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
     from kafka_eos_source.state.vector.function import FunctionProcessor
     from kafka_eos_source.state.vector.processor import AggregateProcessor

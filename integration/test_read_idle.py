@@ -31,9 +31,9 @@ from kafka_eos_source.state import (
     CHANGELOG,
     aggregate,
     transform,
+    tumbling,
 )
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state.vector import tumbling
 
 SHARDS = 2
 SECONDS = 120

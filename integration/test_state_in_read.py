@@ -21,6 +21,7 @@ from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
 from kafka_eos_source.state import (
     CHANGELOG,
+    KeyedBatch,
     aggregate,
     apply,
     transform,
@@ -28,7 +29,6 @@ from kafka_eos_source.state import (
 from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import KeyedBatch
 
 PARTITIONS, ROWS, KEYS, SECONDS = 3, 300, 7, 120
 

@@ -20,10 +20,11 @@ from pyspark.sql.types import StructType
 from integration.chaos.loop import Run
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.vector import AggregateProcessor, tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 WINDOWS, HISTOGRAM, SHARDS = "windows", "histogram", 2
 WINDOW_MS, GRACE_MS, LIMIT_MS = 5_000, 30_000, 7_000

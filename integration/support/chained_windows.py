@@ -16,9 +16,8 @@ from pyspark.sql import functions as sf
 
 from integration.support.driver import end_with_parent
 from integration.support.session import builder
-from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate
+from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate, tumbling
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state.vector import tumbling
 
 WINDOW = "5 seconds"
 

@@ -20,12 +20,13 @@ from integration.support.kafka import Record
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state import shard_rows, transform
+from kafka_eos_source.state import shard_rows, transform, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
-from kafka_eos_source.state.vector import AggregateProcessor, groups, processor, tumbling
+from kafka_eos_source.state.vector import groups, processor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 _COUNTS = 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PUBLIC = {
     "kafka_eos_source": [
+        "App",
         "KafkaEosDataSource",
         "from_registry",
         "invalid_record",
@@ -18,18 +19,21 @@ PUBLIC = {
         "to_registry",
         "undecodable_record",
         "watch",
+        "watch_state",
     ],
     "kafka_eos_source.datasource": ["KafkaEosDataSource"],
     "kafka_eos_source.embedded": ["EmbeddedKafka"],
     "kafka_eos_source.state": [
         "CHANGELOG",
+        "KeyedBatch",
         "StateQuery",
-        "TransactionalStateStore",
         "aggregate",
         "apply",
         "deduplicate",
+        "hopping",
+        "session",
         "transform",
-        "watch_state",
+        "tumbling",
     ],
     "kafka_eos_source.state.aggregates": [
         "Aggregate",
@@ -57,7 +61,6 @@ PUBLIC = {
         "var_samp",
         "variance",
     ],
-    "kafka_eos_source.state.vector": ["deduplicate", "hopping", "session", "tumbling"],
     "kafka_eos_source.sinks.contract": ["SinkTxn", "TwoPhaseSink"],
     "kafka_eos_source.errors": ["KafkaEosError", "OperatorError", "RestartQueryError", "RetriableError"],
     "kafka_eos_source.testing.sinks": ["SinkConformance", "System"],

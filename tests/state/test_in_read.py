@@ -42,8 +42,8 @@ from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import AggregateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import Machine, rows_of
 
 KEYED = pa.schema([("k", pa.string())])

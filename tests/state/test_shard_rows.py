@@ -17,19 +17,14 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import hopping, session, shard_rows, tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    FunctionProcessor,
-    hopping,
-    processor,
-    session,
-    tumbling,
-)
+from kafka_eos_source.state.vector import processor
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.processor.processor_shard import Shard
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
 from tests.state.store.model_state import ModelState

@@ -26,6 +26,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.changelog.recovery import Reason, Restored
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
@@ -37,7 +38,8 @@ from kafka_eos_source.state.reading.stores import Changelog, folders, one_store
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import CommittedReader
-from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, tumbling
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 from tests.state.processor.processor_shard import runner
 

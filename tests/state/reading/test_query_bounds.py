@@ -17,7 +17,7 @@ from kafka_eos_source.state.reading import query, snapshot
 from kafka_eos_source.state.reading import stores as cuts
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.stores import Changelog, Cut
-from kafka_eos_source.state.vector import AggregateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string())])

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateFormatError
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import AggregateProcessor, tumbling
 from kafka_eos_source.state.vector.aggregation import accumulator
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,

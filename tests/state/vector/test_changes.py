@@ -15,10 +15,11 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateMismatchError
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import AggregateProcessor, decode_entries, hopping, session, tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from kafka_eos_source.state.vector.windows import Tumbling
 from tests import ROOT
 from tests.state.vector.vector_model import (

@@ -17,20 +17,13 @@ from hypothesis import HealthCheck, given, settings
 
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import hopping, session, shard_rows, tumbling
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    arrays,
-    groups,
-    hopping,
-    processor,
-    session,
-    tumbling,
-)
+from kafka_eos_source.state.vector import arrays, groups, processor
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     BASE,

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import StateMismatchError
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import AggregateProcessor, hopping, session, tumbling
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
-from kafka_eos_source.state.vector.processor import decode_entries
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from tests.state.state_kit import EFFORT
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import BASE, Row, Stream, batch_of, same

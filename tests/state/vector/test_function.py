@@ -13,19 +13,14 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidSchemaError, StateMismatchError
+from kafka_eos_source.state import KeyedBatch, session, tumbling
 from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    FunctionProcessor,
-    KeyedBatch,
-    decode_entries,
-    session,
-    tumbling,
-)
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from tests import ROOT
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (

@@ -16,7 +16,7 @@ from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.arrow import read_arrow_schema
 from kafka_eos_source.state import aggregates as agg
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import session, shard_rows, tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.shard_rows import (
     PACKED_BATCH,
@@ -27,8 +27,8 @@ from kafka_eos_source.state.shard_rows import (
     routes,
     unpack,
 )
-from kafka_eos_source.state.vector import AggregateProcessor, session, tumbling
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Window
 
 SHARDS = 3

@@ -13,10 +13,11 @@ import pytest
 
 from kafka_eos_source.errors import AggregateLimitError, InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import session, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.binary import RowCodec, list_lengths
-from kafka_eos_source.state.vector import AggregateProcessor, session, tumbling
 from kafka_eos_source.state.vector.aggregation import Aggregation
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.vector.vector_model import SCHEMA, Stream, batch_of, row_at
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import session
 from kafka_eos_source.state.encoding import layout
-from kafka_eos_source.state.vector import AggregateProcessor, session
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.sessions import join_spans
 from kafka_eos_source.state.vector.versions import ListCodec
 from kafka_eos_source.state.vector.windows import Session

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, tumbling
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import AggregateProcessor, hopping, tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Tumbling, milliseconds, times_ms
 from tests.state.vector.vector_model import (
     BASE,

@@ -18,7 +18,7 @@ from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.layout import hash_columns
 from kafka_eos_source.state.model import BatchContext, ShardProcessor
-from kafka_eos_source.state.vector import AggregateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.sketches import SEEDS
 from kafka_eos_source.state.vector.windows import Tumbling
 from tests.state.store.model_state import ModelState
