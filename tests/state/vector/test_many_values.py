@@ -16,8 +16,9 @@ from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state import session, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.binary import RowCodec, list_lengths
+from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from tests.state.vector.vector_model import SCHEMA, Stream, batch_of, row_at
 
 
@@ -49,6 +50,37 @@ def test_a_group_with_more_values_than_the_limit_fails_its_batch(
     assert "set state.aggregate.max.values to at least 4" in caught.value.fix
     assert ("approx_count_distinct" in caught.value.fix) == (aggregate.kind == "count_distinct")
     assert stream.states[0].rows == before, "nothing was written"
+
+
+@pytest.mark.parametrize("window", [None, tumbling("4s", on="ts", grace="1h")])
+def test_arrays_are_held_back_replaced_and_decoded(window: Any) -> None:
+    """The state then has the arrays twice: as values, and as the result that was emitted last."""
+    aggregates = {
+        "list": agg.collect_list("i"),
+        "set": agg.collect_set("s"),
+        "shares": agg.percentile_approx("i", [0.0, 1.0]),
+    }
+    processor = AggregateProcessor(
+        SCHEMA, ["k"], aggregates, window=window, emit="changes", at_most_every="1s"
+    )
+    stream = Stream(processor)
+
+    def run(time_ms: int, number: int | None) -> list[tuple[bool, Any]]:
+        if window is None:
+            stream.batch_id = time_ms
+        row = {**row_at("a", time_ms), "i": number, "s": None if number is None else "x"}
+        found = stream.run([[batch_of([row])]])
+        return [(row["removed"], (row["list"], row["set"], row["shares"])) for row in found]
+
+    first, second = ([1], ["x"], [1, 1]), ([1, 2], ["x"], [1, 2])
+    assert run(0, 1) == []
+    assert run(1500, None) == [(False, first)]
+    assert run(1600, 2) == []
+    assert run(3000, None) == [(True, first), (False, second)]
+    description = Description.from_json(stream.states[0].rows[META_KEY])
+    tables = decode_entries(description, stream.states[0].rows.items())
+    (row,) = tables["aggregates" if window is None else "windows"].to_pylist()
+    assert (row["list"], row["set"], row["shares"]) == second
 
 
 def test_distinct_values_that_come_again_do_not_count_towards_the_limit() -> None:
