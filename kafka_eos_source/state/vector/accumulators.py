@@ -75,9 +75,13 @@ class Accumulator(ABC):
         """Computes the result of each group from its state."""
         return states[0]
 
-    def check(self, states: Sequence[pa.Array]) -> None:
-        """Checks states before they are stored; only aggregates with a limit override it."""
-        del states
+    def settled(self, states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Returns the states as they are stored.
+
+        Raises:
+            AggregateLimitError: if the aggregate would keep too many values of a group.
+        """
+        return list(states)
 
     def state_declaration(self, aggregate: Aggregate) -> dict[str, Any]:
         """Returns what the meaning of the state depends on, besides the types of its columns.

@@ -98,7 +98,7 @@ def _states(aggregate: Aggregate, parts: list[pa.Array]) -> tuple[Aggregation, l
     states: list[pa.Array] = []
     for part in parts:
         new = aggregation.aggregate_rows([pa.repeat(pa.scalar(1), len(part))], {"v": part}).states
-        states = aggregation.combine(states, new) if states else new
+        states = aggregation.settled(aggregation.combine(states, new) if states else new)
     return aggregation, states
 
 
@@ -156,7 +156,7 @@ def test_the_rank_of_a_percentile_differs_by_at_most_its_share(order: str, accur
     each = [_states(aggregate, [pa.array(part)])[1] for part in parts]
     together = [pa.concat_arrays(columns) for columns in zip(*each, strict=True)]
     at_once = aggregation.merge_states([pa.repeat(pa.scalar(1), len(parts))], together).states
-    for states in (one_by_one, at_once):
+    for states in (one_by_one, aggregation.settled(at_once)):
         (found,) = aggregation.finish(states)[0].to_pylist()
         for share, value in zip(shares, found, strict=True):
             rank = max(1, math.ceil(share * len(everything)))
@@ -165,8 +165,7 @@ def test_the_rank_of_a_percentile_differs_by_at_most_its_share(order: str, accur
             assert lowest <= highest, "the result is one of the values"
             off = max(0, lowest - rank, rank - highest)
             assert off <= math.ceil(len(everything) / accuracy)
-        most = 5.5 * accuracy * math.log2(max(2, 2 * len(everything) / accuracy))
-        assert list_lengths(states[0])[0] <= most, "the bound of Greenwald and Khanna"
+        assert list_lengths(states[0])[0] <= 4 * accuracy + 2, "the state stays small"
 
 
 def test_percentiles_of_few_distinct_values_are_exact() -> None:
