@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.functions import expr
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
@@ -32,6 +34,7 @@ from kafka_eos_source.state import (
     tumbling,
 )
 from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7
@@ -215,6 +218,114 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
     assert all(values == sorted(set(values)) for values in counted.values()), "the counts of a key must grow"
+
+
+DATA = "id LONG, i INT, f DOUBLE, d DECIMAL(12, 3), s STRING, b BOOLEAN, t TIMESTAMP, day DATE"
+
+#: Each aggregate, and Spark's own expression for it.
+LIKE_SPARK: dict[str, tuple[Aggregate, str]] = {
+    "count": (agg.count(), "count(*)"),
+    "count_i": (agg.count("i"), "count(i)"),
+    "sum_i": (agg.sum("i"), "sum(i)"),
+    "sum_d": (agg.sum("d"), "sum(d)"),
+    "avg_i": (agg.avg("i"), "avg(i)"),
+    "avg_d": (agg.mean("d"), "avg(d)"),
+    "min_f": (agg.min("f"), "min(f)"),
+    "max_f": (agg.max("f"), "max(f)"),
+    "min_t": (agg.min("t"), "min(t)"),
+    "every": (agg.bool_and("b"), "bool_and(b)"),
+    "some": (agg.bool_or("b"), "bool_or(b)"),
+    "first": (agg.first("s", by="id"), "min_by(s, id)"),
+    "last": (agg.last("d", by="id"), "max_by(d, id)"),
+    "first_known": (
+        agg.first("s", ignore_nulls=True, by="id"),
+        "min_by(s, id) FILTER (WHERE s IS NOT NULL)",
+    ),
+    "max_by": (agg.max_by("day", "id"), "max_by(day, id)"),
+    "min_by": (agg.min_by("i", "id"), "min_by(i, id)"),
+    "stddev": (agg.stddev("i"), "stddev(i)"),
+    "stddev_pop": (agg.stddev_pop("d"), "stddev_pop(d)"),
+    "variance": (agg.variance("d"), "variance(d)"),
+    "var_pop": (agg.var_pop("i"), "var_pop(i)"),
+    "var_samp_f": (agg.var_samp("f"), "var_samp(f)"),
+    "distinct": (agg.count_distinct("i"), "count(DISTINCT i)"),
+    "distinct_pairs": (agg.count_distinct("s", "b", "f"), "count(DISTINCT s, b, f)"),
+    "about": (agg.approx_count_distinct("id"), "approx_count_distinct(id)"),
+    "list": (agg.collect_list("s"), "collect_list(s)"),
+    "set": (agg.collect_set("f"), "collect_set(f)"),
+    "set_d": (agg.collect_set("d"), "collect_set(d)"),
+    "median": (agg.percentile_approx("i", 0.5), "percentile_approx(i, 0.5)"),
+    "shares": (
+        agg.percentile_approx("f", [0.0, 0.1, 0.9, 1.0]),
+        "percentile_approx(f, array(0.0, 0.1, 0.9, 1.0))",
+    ),
+    "median_d": (agg.percentile_approx("d", 0.5), "percentile_approx(d, 0.5)"),
+    "median_t": (agg.percentile_approx("t", 0.5), "percentile_approx(t, 0.5)"),
+    "median_day": (agg.percentile_approx("day", 0.25), "percentile_approx(day, 0.25)"),
+}
+
+
+def random_rows(count: int) -> list[tuple[str, str]]:
+    """Returns rows as pairs of key and JSON. One key has a single row, and one has only nulls."""
+    draw = random.Random(38)
+
+    def some(value: Any) -> Any:
+        return value if draw.random() > 0.15 else None
+
+    found = []
+    for number in range(count):
+        key = "single" if number == 7 else "nulls" if number % 40 == 3 else draw.choice("abc")
+        row = {
+            "i": some(draw.randrange(-20, 20)),
+            "f": some(draw.choice([2.5, "NaN", "Infinity"]) if key == "c" else draw.random()),
+            "d": some(draw.randrange(-5000, 5000) / 1000),
+            "s": some(draw.choice(["", "a", "b", "ä", "zz"])),
+            "b": some(draw.random() > 0.02),
+            "t": some(f"2024-01-0{draw.randrange(1, 9)}T00:00:01.{draw.randrange(10**6):06d}Z"),
+            "day": some(f"2024-0{draw.randrange(1, 9)}-1{draw.randrange(9)}"),
+        }
+        row = dict.fromkeys(row) if key == "nulls" else row
+        found.append((key, json.dumps({"id": number, **row})))
+    return found
+
+
+def test_every_aggregate_has_the_result_and_the_type_of_sparks_own(stage: Stage) -> None:
+    """Over several batches and both ways into the state: of rows, and of rows that were combined before."""
+    rows = random_rows(1000)
+    parsed = [f"from_json(v, '{DATA}') AS row", "k"]
+
+    def run(some: Sequence[tuple[str, str]], combine: Any) -> DataFrame:
+        produce(stage.broker, stage.source, [value for _, value in some], keys=[key for key, _ in some])
+        frame = stage.rows().where("v LIKE '{%'").selectExpr(*parsed).selectExpr("k", "row.*")
+        declared = {name: declared for name, (declared, _) in LIKE_SPARK.items()}
+        options = stage.options()
+        found = aggregate(frame.groupBy("k"), declared, options=options, shards=2, combine=combine)
+        values = [field.name for field in found.schema.fields if field.name in LIKE_SPARK]
+        written = found.selectExpr("k AS key", f"to_json(struct({', '.join(values)})) AS value", CHANGELOG)
+        stage.run(written)
+        return found
+
+    run(rows[:600], True)
+    found = run(rows[600:], False)
+    batch = stage.spark.createDataFrame(rows, "k STRING, v STRING").selectExpr(*parsed)
+    own = (expr(spark).alias(name) for name, (_, spark) in LIKE_SPARK.items())
+    wanted = batch.selectExpr("k", "row.*").groupBy("k").agg(*own)
+    types, spark_types = (
+        {name: frame.schema[name].dataType.simpleString() for name in LIKE_SPARK} for frame in (found, wanted)
+    )
+    assert types == spark_types
+    results = {key: json.loads(values[-1]) for key, values in stage.results().items()}
+    for key, value in wanted.selectExpr("k", "to_json(struct(*)) AS value").collect():
+        for name in LIKE_SPARK:
+            ours, spark = (each.get(name) for each in (results[key], json.loads(value)))
+            if name in ("list", "set", "set_d"):
+                ours, spark = (sorted(each, key=str) for each in (ours, spark))
+            if name == "about":
+                spark = pytest.approx(len([row for row in rows if row[0] == key]), rel=0.2)
+            elif isinstance(spark, float):
+                spark = pytest.approx(spark, rel=1e-12)
+            assert ours == spark, (key, name)
+    assert set(results) == {"a", "b", "c", "single", "nulls"}
 
 
 @pytest.mark.core

@@ -491,13 +491,13 @@ def percentile_approx(column: str, percentage: float | Sequence[float], accuracy
 
     The result is one of the values, so it has the column's type. It is exact as long as the group has at most
     ``accuracy`` distinct values. After that, its rank differs by at most ``1 / accuracy`` of the number of
-    values, however the rows were split.
+    values (rounded up), however the rows were split.
 
     Args:
         column: name of an integer, float, double, decimal, date or timestamp column.
         percentage: share from 0.0 to 1.0: 0.5 = the median; or several, for an array of results.
-        accuracy: from 1 to 1,000,000. The state of a group has up to about ``accuracy`` entries of 24 bytes,
-            and each micro-batch that changes the group rewrites them.
+        accuracy: from 1 to 1,000,000. The state of a group has up to a few times ``accuracy`` entries of 32
+            bytes, and each micro-batch that changes the group rewrites them.
 
     Example::
 

@@ -75,9 +75,13 @@ class Accumulator(ABC):
         """Computes the result of each group from its state."""
         return states[0]
 
-    def check(self, states: Sequence[pa.Array]) -> None:
-        """Checks states before they are stored; only aggregates with a limit override it."""
-        del states
+    def settled(self, states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Returns the states as they are stored.
+
+        Raises:
+            AggregateLimitError: if the aggregate would keep too many values of a group.
+        """
+        return list(states)
 
     def state_declaration(self, aggregate: Aggregate) -> dict[str, Any]:
         """Returns what the meaning of the state depends on, besides the types of its columns.
@@ -373,7 +377,8 @@ class Moments(Accumulator):
             summed = np.bincount(groups, squares + counts * apart * apart, count)
         empty = total == 0
         mask = empty if bool(empty.any()) else None
-        return [pa.array(total.astype(np.int64)), pa.array(mean, mask=mask), pa.array(summed, mask=mask)]
+        found = [pa.array(each, pa.float64(), mask=mask) for each in (mean, summed)]
+        return [pa.array(total.astype(np.int64), pa.int64()), *found]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         counts = binary.raw(states[0], np.int64)

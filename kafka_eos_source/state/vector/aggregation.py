@@ -137,7 +137,7 @@ class Aggregation:
         aggregates: declarations by the name of their result.
         schema: columns of the input rows.
         removed: name of the boolean column that marks the rows to take back; None = no row is taken back.
-        max_values: largest number of values that the state of a group may keep in one aggregate; `check`
+        max_values: largest number of values that the state of a group may keep in one aggregate; `settled`
             compares it.
 
     Attributes:
@@ -232,14 +232,14 @@ class Aggregation:
         pairs = zip(self._all, self._own(old), self._own(new), strict=True)
         return [column for each, before, after in pairs for column in each.combine(before, after)]
 
-    def check(self, states: Sequence[pa.Array]) -> None:
-        """Checks states before they are stored.
+    def settled(self, states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Returns states as they are stored: checked, and without what only merging needed.
 
         Raises:
             AggregateLimitError: if an aggregate keeps too many values of a group.
         """
-        for each, own in zip(self._all, self._own(states), strict=True):
-            each.check(own)
+        pairs = zip(self._all, self._own(states), strict=True)
+        return [column for each, own in pairs for column in each.settled(own)]
 
     def state_declarations(self) -> dict[str, dict[str, Any]]:
         """Returns what the meaning of each aggregate's state depends on, as JSON values, by its result."""

@@ -425,8 +425,7 @@ class Emission:
         groups = self.stored(store_keys, place, state.get_many(store_keys))
         is_new = not groups.had_value.true_count
         states = new if is_new else self._aggregation.combine(groups.states, new)
-        self._aggregation.check(states)
-        return replace(groups, states=states)
+        return replace(groups, states=self._aggregation.settled(states))
 
     def stored(self, store_keys: pa.BinaryArray, place: list[pa.Array], values: pa.BinaryArray) -> Groups:
         """Returns groups as they are stored.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -235,7 +235,7 @@ class Sessionized(Grouping):
         )
         if late:
             context.count("late_rows", late)
-        self.aggregation.check(joined.states)
+        joined = replace(joined, states=self.aggregation.settled(joined.states))
         closes = self._is_closed(joined, until_ms)
         self._store(group_keys, joined.where(~closes), due_ms, until_ms, state)
         if self._on_close:

@@ -222,8 +222,15 @@ def _tau(share: NDArray[np.float64]) -> NDArray[np.float64]:
 #
 # Let ``loose + spread`` of every entry be at most ``2 n / accuracy``, with n values in the group. Then each
 # rank from 1 to n has an entry whose rank differs from it by at most ``n / accuracy``, rounded up. Rows give
-# exact entries, with 0 in both, and merging two summaries keeps the condition. A summary with more entries
-# than ``accuracy`` is compressed: it loses entries as long as the condition holds.
+# exact entries, with 0 in both, and merging two summaries keeps the condition.
+#
+# A stored summary with more than ``accuracy`` entries is compressed: it loses entries as long as the
+# condition holds. If every new summary used the whole allowance too, merging would add up both, and no entry
+# could ever be dropped again. So summaries of new rows are compressed only to an eighth of it.
+
+
+#: How much finer than a stored summary one of new rows is.
+_FINER = 8
 
 
 class Quantiles(Accumulator):
@@ -323,19 +330,30 @@ class Quantiles(Accumulator):
             before = np.where(is_first, start_of_group[groups], before)
             more = _summed(before, uncertain, runs + 1) - _summed(run, uncertain, runs + 1)
             merged[2] = merged[2] + np.cumsum(more)[:runs]
-        return self._stored(values.take(pa.array(firsts)), merged, group_of_run, count)
+        most = _FINER * self._accuracy
+        return self._summaries(values.take(pa.array(firsts)), merged, group_of_run, count, most)
 
-    def _stored(self, values: pa.Array, numbers: list[Ints], groups: Ints, count: int) -> list[pa.Array]:
-        """Returns the state: the entries of each group, compressed if they are too many."""
+    def settled(self, states: Sequence[pa.Array]) -> list[pa.Array]:
+        lengths = binary.list_lengths(states[0])
+        if not len(lengths) or int(lengths.max()) <= self._accuracy:
+            return list(states)
+        numbers = [binary.raw(column.flatten(), np.int64) for column in states[1:]]
+        groups = np.repeat(np.arange(len(lengths)), lengths)
+        return self._summaries(states[0].flatten(), numbers, groups, len(lengths), self._accuracy)
+
+    def _summaries(
+        self, values: pa.Array, numbers: list[Ints], groups: Ints, count: int, accuracy: int
+    ) -> list[pa.Array]:
+        """Returns the entries of each group, compressed if there are more than ``accuracy``."""
         lengths = np.bincount(groups, minlength=count)
-        (large,) = np.nonzero(lengths > self._accuracy)
+        (large,) = np.nonzero(lengths > accuracy)
         if len(large):
             kept = np.ones(len(groups), np.bool_)
             starts = np.cumsum(lengths) - lengths
             for start, length in zip(starts[large].tolist(), lengths[large].tolist(), strict=True):
                 end = start + length
                 equal, loose, spread = (each[start:end] for each in numbers)
-                kept[start:end] = _compressed(equal, loose, spread, self._accuracy)
+                kept[start:end] = _compressed(equal, loose, spread, accuracy)
             # What an entry is dropped with becomes loose in the next entry that is kept.
             equal, loose, spread = numbers
             rank = np.cumsum(equal + loose)[kept]
@@ -343,7 +361,9 @@ class Quantiles(Accumulator):
             numbers = [equal[kept], loose, spread[kept]]
             values = values.filter(pa.array(kept))
             lengths = np.bincount(groups[kept], minlength=count)
-        lists = [binary.lists_of(pa.array(each), lengths, pa.list_(pa.int64())) for each in numbers]
+        lists = [
+            binary.lists_of(pa.array(each, pa.int64()), lengths, pa.list_(pa.int64())) for each in numbers
+        ]
         return [binary.lists_of(values, lengths, self.state[0].type), *lists]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
@@ -387,8 +407,9 @@ def _compressed(equal: Ints, loose: Ints, spread: Ints, accuracy: int) -> NDArra
     """Returns which entries of a group are kept: as few as the condition allows, with the first and last."""
     rank = np.cumsum(equal + loose)
     allowed = 2 * int(rank[-1]) // accuracy
-    # An entry can follow one with rank r if its number of uncertain values, ``reach - r``, is allowed.
-    reach = np.maximum.accumulate(rank + spread - equal)
+    # An entry can follow one with rank r if its number of uncertain values, ``reach - r``, is allowed. The
+    # smallest reach from each entry on finds the last one that can, past those that cannot.
+    reach = np.minimum.accumulate((rank + spread - equal)[::-1])[::-1]
     furthest = np.searchsorted(reach, rank + allowed, side="right") - 1
     following = np.maximum(furthest, np.arange(1, len(rank) + 1)).tolist()
     kept = np.zeros(len(rank), np.bool_)

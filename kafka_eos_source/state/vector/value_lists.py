@@ -31,7 +31,7 @@ class ValueLists(Accumulator):
         name: name of the result.
         aggregate: the declaration.
         types: types of the input columns.
-        max_values: largest number of values that `check` accepts for a group.
+        max_values: largest number of values that `settled` accepts for a group.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ValueLists(Accumulator):
             return pa.array(lengths, pa.int64())
         return binary.lists_of(states[0].flatten(), lengths, self.result)  # null becomes an empty array
 
-    def check(self, states: Sequence[pa.Array]) -> None:
+    def settled(self, states: Sequence[pa.Array]) -> list[pa.Array]:
         lengths = binary.list_lengths(states[0])
         most = int(lengths.max(initial=0))
         if most > self._max_values:
@@ -95,6 +95,7 @@ class ValueLists(Accumulator):
                 fix=f"use a window, so that each group has fewer values{advice}; or set {OPTION} to at least "
                 f"{most}: each micro-batch that changes a group rewrites all its values.",
             )
+        return list(states)
 
     def _merged(self, lists: Sequence[pa.ListArray], groups: Ints, count: int) -> list[pa.Array]:
         """Merges lists of the same groups, which are adjacent, into one list for each group."""
