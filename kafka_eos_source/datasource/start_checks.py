@@ -18,7 +18,6 @@ checks write, create, join and fence nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,6 +50,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.secrets import shown_text
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.options import StateOptions, parse_state
@@ -220,7 +220,7 @@ def schema_of_check(options: Mapping[str, str]) -> StructType:
             for number, store in sorted(parts.get("store", {}).items())
         },
         sink,
-        StructType.fromJson(json.loads(single["schema"])),
+        StructType.fromJson(parse_json(single["schema"])),
         [RunningQuery(each[""], names.get(number)) for number, each in parts.get("running", {}).items()],
     )
     return StructType([StructField(_WARNINGS, StringType(), True, {_WARNINGS: warnings})])
@@ -394,12 +394,17 @@ def _check_checkpoint(query: _Query) -> None:
         if has_identity:
             IdentityFile.of(checkpoint.location, query.sink, checkpoint.query_id, 0)
     logged = checkpoint.logged()
-    lines = list(logged.sources.values()) if logged is not None else []
-    if len(lines) != len(query.sources):
-        return  # Spark's own sources, or a change that Spark refuses or matches by name
-    for source, line in zip(query.sources, lines, strict=True):
-        if line is not None and is_kafka_offset_json(line) and source.fail_on_data_loss:
-            check_topics_of_checkpoint(SourcePosition.from_json(line).end, source.subscription.has_topic)
+    if logged is None or len(logged.sources) != len(query.sources):
+        return  # the query also has sources of other formats, or Spark refuses the change
+    if not all(source.fail_on_data_loss for source in query.sources):
+        return
+
+    def is_read(topic: str) -> bool:
+        return any(source.subscription.has_topic(topic) for source in query.sources)
+
+    for line in logged.sources.values():  # Spark matches sources by place or name; any of them may be meant
+        if line is not None and is_kafka_offset_json(line):
+            check_topics_of_checkpoint(SourcePosition.from_json(line).end, is_read)
 
 
 # -- queries that run now --------------------------------------------------------------------------

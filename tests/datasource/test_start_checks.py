@@ -265,6 +265,13 @@ def test_the_checkpoint_of_a_query_that_reads_other_topics(job: Job) -> None:
     assert job.check() == []
 
 
+def test_offsets_of_sources_of_other_formats_say_nothing(job: Job) -> None:
+    checkpoint = SparkCheckpoint(job.folder / "checkpoint", "query")
+    of_spark = SourcePosition({TopicPartition("letters", 0): 3})
+    checkpoint.log_offsets(0, SourcePosition({TopicPartition("orders", 0): 3}), of_spark)
+    assert job.check() == []
+
+
 def test_two_queries_on_one_checkpoint(job: Job) -> None:
     SparkCheckpoint(job.folder / "checkpoint", "query")
     job.sink["queryName"] = "revenue"
