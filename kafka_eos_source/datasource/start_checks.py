@@ -20,21 +20,24 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kafka_eos_source import errors
 from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.identity_file import IdentityFile, read_identity
 from kafka_eos_source.commit.report_checks import stores_without_operator
 from kafka_eos_source.commit.verdict import Batch, Held
 from kafka_eos_source.datasource.sink import staging_of_stream
 from kafka_eos_source.datasource.writer import FrameToWrite
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, UnavailableError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, KafkaEosError, UnavailableError
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.first_contact import Contact, contact, matching
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -139,6 +142,10 @@ def check_query(
 
 #: Field of the read's schema whose metadata hold the warnings.
 _WARNINGS = "warnings"
+#: An error of this package as Python prints it, and what Spark adds.
+_QUOTED = re.compile(
+    rf"{re.escape(errors.__name__)}\.(\w+): \[[\w.]+\] (.+?)\s*(?:SQLSTATE: \w+|\Z)", re.DOTALL
+)
 
 
 def check_on_server(
@@ -152,11 +159,30 @@ def check_on_server(
     """Runs `check_query` where Spark's driver runs, which for Spark Connect is the server.
 
     Raises:
-        PySparkException: with the text of the error that `check_query` raises.
+        KafkaEosError: as `check_query`. Spark passes the error on as text, with a traceback around it, and
+            this function makes an error of it again.
+        PySparkException: if the check itself cannot run.
     """
     options = options_of_check(sources, operators, sink, schema, running)
-    found = session.read.format(FORMAT_NAME).options(**options).load().schema
+    try:
+        found = session.read.format(FORMAT_NAME).options(**options).load().schema
+    except PySparkException as failure:
+        error = _error_in(str(failure))
+        if error is None:
+            raise
+        raise error from None
     return [str(each) for each in found[_WARNINGS].metadata[_WARNINGS]]
+
+
+def _error_in(text: str) -> KafkaEosError | None:
+    """Returns the error of this package that Spark quotes in a text; None if there is none."""
+    found = _QUOTED.search(text)
+    kind = getattr(errors, found[1], None) if found is not None else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, KafkaEosError)):
+        return None
+    message, has_fix, fix = found[2].rpartition(" Fix: ")
+    made: KafkaEosError = kind(message, fix) if has_fix else kind(found[2])
+    return made
 
 
 def options_of_check(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from integration.support.checkpoint import SparkCheckpoint
@@ -20,6 +22,7 @@ from kafka_eos_source.commit.identity_file import Identity
 from kafka_eos_source.datasource import KafkaEosDataSource, start_checks
 from kafka_eos_source.datasource.start_checks import (
     RunningQuery,
+    check_on_server,
     check_query,
     options_of_check,
     schema_of_check,
@@ -491,6 +494,63 @@ def test_an_error_on_the_server_is_raised_by_the_schema_of_the_read(job: Job) ->
     options = options_of_check([job.source], job.operators, job.sink, job.schema)
     with pytest.raises(StateMismatchError, match="store 'Sums'"):
         KafkaEosDataSource(as_spark_passes(options)).schema()
+
+
+class Server:
+    """Answers as a session of Spark Connect does: errors arrive as text, with a traceback around it."""
+
+    def __init__(self) -> None:
+        self.read = self
+        self.stated: dict[str, str] = {}
+
+    def format(self, _name: str) -> Server:
+        return self
+
+    def options(self, **stated: str) -> Server:
+        self.stated = as_spark_passes(stated)
+        return self
+
+    def load(self) -> Server:
+        return self
+
+    @property
+    def schema(self) -> StructType:
+        try:
+            return KafkaEosDataSource(self.stated).schema()
+        except Exception as error:  # noqa: BLE001 - as Spark does
+            text = "".join(traceback.format_exception(error))
+            raise PySparkException(
+                f"[PYTHON_DATA_SOURCE_ERROR] Failed: {text} SQLSTATE: 38000\n\nJVM stacktrace:\nat x"
+            ) from None
+
+
+def test_an_error_on_the_server_is_the_same_error_for_the_client(job: Job) -> None:
+    job.with_state("Sums").has_run("query", "orders", "app", "Totals")
+    with pytest.raises(StateMismatchError) as here:
+        job.check()
+    with pytest.raises(StateMismatchError) as there:
+        check_on_server(cast(Any, Server()), [job.source], job.operators, job.sink, job.schema)
+    assert str(there.value) == str(here.value)
+    assert there.value.fix == here.value.fix != ""
+
+
+def test_warnings_of_the_server_reach_the_client(job: Job) -> None:
+    del job.source["subscribe"]
+    job.source["subscribePattern"] = "sales-.*"
+    found = check_on_server(cast(Any, Server()), [job.source], {}, job.sink, job.schema)
+    assert found == job.check() != []
+
+
+@pytest.mark.parametrize("said", ["a bug", "kafka_eos_source.errors.NoSuchError: [X] y", ""])
+def test_an_error_of_spark_itself_stays_as_it_is(
+    job: Job, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: KafkaEosDataSource) -> StructType:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(KafkaEosDataSource, "schema", fail)
+    with pytest.raises(PySparkException, match="RuntimeError"):
+        check_on_server(cast(Any, Server()), [job.source], {}, job.sink, job.schema)
 
 
 def test_spark_masks_each_secret_of_a_check_by_the_name_of_its_option(job: Job) -> None:
