@@ -85,7 +85,8 @@ def _check_clock(shard: ShardReport, held: Held, driver_host: str, now_ms: int) 
             "the driver is slow now. Until the clock reaches that time, no timer would fire. Nothing of "
             "the batch was written.",
             fix="compare the clock of the driver's host with `kafka-eos doctor`. If it is right, stop the "
-            f"query and run `kafka-eos state lower-time --store {shard.store} --yes`, then start it again.",
+            f"query and run `kafka-eos state lower-time QUERY --store {shard.store} --yes`, then start it "
+            "again.",
         )
     raise StateError(
         f"the clock of host {shard.host!r}, which ran shard {shard.tp}, is {ahead_ms / 1000:.0f} s ahead of "

@@ -37,7 +37,13 @@ from kafka_eos_source.commit.report_checks import stores_without_operator
 from kafka_eos_source.commit.verdict import Batch, Held
 from kafka_eos_source.datasource.sink import staging_of_stream
 from kafka_eos_source.datasource.writer import FrameToWrite
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, KafkaEosError, UnavailableError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    KafkaEosError,
+    OperatorError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.first_contact import Contact, contact, matching
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -110,7 +116,7 @@ def check_query(
         AuthorizationError: if brokers refuse the login or a request.
         ForeignQueryError: if the ``application.id`` belongs to another query.
         StateMismatchError: if an operator has another store than before.
-        KafkaEosError: if a sink outside Kafka cannot write these rows.
+        KafkaEosError: if a sink outside Kafka cannot write these rows, or a new query cannot reach it.
     """
     query = _Query(
         [parse_read(each, streaming=True) for each in sources],
@@ -677,16 +683,21 @@ def _check_stores(query: _Query, held: Held, token: Token) -> None:
 
 
 def _check_targets(query: _Query, frame: FrameToWrite) -> None:
-    """Lets each sink outside Kafka check its target and the columns, as before the first batch.
+    """Lets each sink outside Kafka check its target and the columns, without any effect.
+
+    A target that cannot be reached stops a new query, because its address or login is likely wrong. A query
+    that has committed before is only warned of it, because the system may be back at the first batch.
 
     Raises:
         InvalidOptionError, InvalidSchemaError, OperatorError: if a sink cannot write such rows.
+        SinkUnavailableError: if the sink of a new query cannot be reached.
     """
-    if frame.plan is None or not query.application_id:
-        return  # sinks name their work by the application.id, which does not exist yet
-    from kafka_eos_source.commit import two_phase
+    if frame.plan is None:
+        return
+    from kafka_eos_source.sinks.watched import UNKNOWN_ID, check_targets
 
-    try:
-        two_phase.check(query.sink, frame.plan)
-    finally:
-        two_phase.close(query.sink, query.application_id)
+    sinks = [(route.spec, route.schema) for route in frame.plan.routes]
+    for error in check_targets(sinks, application_id=query.application_id or UNKNOWN_ID).values():
+        if isinstance(error, OperatorError) or query.checkpoint.next_batch == 0:
+            raise error
+        query.warnings.append(error.message)

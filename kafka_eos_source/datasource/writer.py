@@ -27,6 +27,7 @@ from kafka_eos_source.datasource.sink import (
     StagedSink,
     of_every_task,
     of_successful_tasks,
+    require_checkpoint,
     sink_columns,
 )
 from kafka_eos_source.errors import InvalidSchemaError
@@ -74,6 +75,8 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     ):
         raise _reports_as_records()
     frame = FrameToWrite.of(options, schema)
+    if options.guarantee != "at_least_once":
+        require_checkpoint(options)  # before anything asks a broker
     at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         at_least_once.leave_guarantee(options)
@@ -84,7 +87,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
         if frame.plan is not None:
             from kafka_eos_source.commit import two_phase
 
-            two_phase.check(options, frame.plan)
+            two_phase.make_ready(options, frame.plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, frame.packed))
 

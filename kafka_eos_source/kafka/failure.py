@@ -58,7 +58,8 @@ _AUTHORIZATION = {
     "token.topic also DescribeConfigs)",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (to write: IdempotentWrite; to "
+    "look up settings of brokers: DescribeConfigs)",
 }
 
 _TLS_FIX = (
@@ -85,20 +86,32 @@ _SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sas
 #: clients do not retry it either (SaslAuthenticationException and SslAuthenticationException, KIP-152).
 _LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
 
-_RECORD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-    }
-)
-
-_RECORD_FIX = (
+_TOO_LARGE_FIX = (
     "raise the topic's max.message.bytes and the option kafka.message.max.bytes, or filter out the record "
     "before it reaches the sink."
 )
+#: Error code of a record that the topic does not accept → what to do.
+_RECORD_FIXES = {
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE_FIX,
+    KafkaError.INVALID_MSG_SIZE: _TOO_LARGE_FIX,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE_FIX,
+    KafkaError.INVALID_RECORD: "if the topic is compacted (cleanup.policy), give each record a key; "
+    "otherwise the broker's log says what it does not accept. Or filter out the record before it reaches "
+    "the sink.",
+    KafkaError.INVALID_TIMESTAMP: "the time of the record is too far from the broker's clock: correct the "
+    "column timestamp, or remove the option includeTimestamp; or raise the topic's "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms, or set its "
+    "message.timestamp.type=LogAppendTime.",
+}
+
+#: Error code that no retry mends → what to do.
+_OPERATOR_FIXES = {
+    KafkaError.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as the cluster has brokers: "
+    "1 in a cluster of one broker.",
+    KafkaError.POLICY_VIOLATION: "create the topic by hand as the cluster's create.topic.policy.class.name "
+    "demands it, or ask who runs the cluster.",
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: "set kafka.compression.type to a codec that the brokers know.",
+}
 
 _GONE = frozenset(
     {
@@ -221,8 +234,8 @@ def classify(
         return AuthorizationError(text, fix=_TLS_FIX)
     if code in _LOGIN:
         return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
-    if code in _RECORD:
-        return InvalidRecordError(text, fix=_RECORD_FIX)
+    if code in _RECORD_FIXES:
+        return InvalidRecordError(text, fix=_RECORD_FIXES[code])
     if code in _GONE:
         return UnavailableError(text, fix=MISSING_TOPIC_FIX)
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
@@ -243,7 +256,7 @@ def classify(
         )
     if is_transient(error):
         return RetriableError(text)
-    return OperatorError(text)
+    return OperatorError(text, fix=_OPERATOR_FIXES.get(code, ""))
 
 
 def refused_login(
