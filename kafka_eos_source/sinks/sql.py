@@ -55,6 +55,7 @@ from kafka_eos_source.sinks.sql_database import (
     new_engine,
     no_table,
     parsed_url,
+    refuse_without_right,
     sqlalchemy,
     write_rows,
 )
@@ -251,6 +252,7 @@ class SqlSink(TwoPhaseSink):
             InvalidOptionError: if ``two.phase=require``, and the database has no prepared transactions; or if
                 the database schema does not exist.
             InvalidSchemaError: if the table does not fit, or is missing and must not be created.
+            AuthorizationError: if the user may not write to the table (only Postgres says so).
             SinkUnavailableError: if the database refuses the login, or cannot be reached.
         """
         sa = sqlalchemy()
@@ -270,7 +272,9 @@ class SqlSink(TwoPhaseSink):
                         )
                     self._check_creation(schema)
                     return
-            load_table_for(engine, self.table, self.schema, schema, self.keys)
+            table = load_table_for(engine, self.table, self.schema, schema, self.keys)
+            with autocommit(engine) as connection:
+                refuse_without_right(connection, table, ("INSERT", *(("UPDATE",) if self.keys else ())))
         except sa.exc.DBAPIError as error:
             raise SinkUnavailableError(
                 f"the database {shown_url(self.url)!r} cannot be used: {driver_text(error)}.",

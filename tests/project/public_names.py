@@ -5,7 +5,12 @@ from __future__ import annotations
 PUBLIC = {
     "kafka_eos_source": [
         "KafkaEosDataSource",
+        "custom",
+        "delta",
+        "files",
         "from_registry",
+        "http",
+        "iceberg",
         "invalid_record",
         "local_checkpoints",
         "map_in_read",
@@ -15,6 +20,9 @@ PUBLIC = {
         "record_origin",
         "register",
         "registry_schema",
+        "s3",
+        "sink_options",
+        "sql",
         "to_registry",
         "undecodable_record",
         "watch",
