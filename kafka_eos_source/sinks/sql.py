@@ -51,6 +51,7 @@ from kafka_eos_source.sinks.sql_database import (
     define_table,
     dry_run,
     has_database_file,
+    has_schema,
     load_table_for,
     new_engine,
     no_table,
@@ -265,7 +266,7 @@ class SqlSink(TwoPhaseSink):
                 self._refuse_unsupported(*supported_by(connection))
                 found = sa.inspect(connection)
                 if not found.has_table(self.table, schema=self.schema):
-                    if self.schema is not None and self.schema not in found.get_schema_names():
+                    if self.schema is not None and not has_schema(connection, self.schema):
                         raise InvalidOptionError(
                             f"option 'schema' has the value {self.schema!r}, which the database lacks.",
                             fix="create the schema, or correct the option 'schema'.",

@@ -394,6 +394,14 @@ def has_database_file(url: str) -> bool:
     return os.path.isfile(path)
 
 
+def has_schema(connection: Any, schema: str) -> bool:
+    """Returns whether a database schema exists; true if the database has its own rules for their names."""
+    if connection.dialect.name not in ("postgresql", "mysql", "mariadb", "sqlite"):
+        return True
+    names = sqlalchemy().inspect(connection).get_schema_names()
+    return schema.lower() in [each.lower() for each in names]
+
+
 def refuse_without_rollback(connection: Any, table: str) -> None:
     """Raises if a MySQL table has a storage engine without transactions, such as MyISAM or Aria.
 
