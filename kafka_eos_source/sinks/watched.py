@@ -158,7 +158,7 @@ def _pulsing(batches: Iterator[pa.RecordBatch], pulse: Pulse) -> Iterator[pa.Rec
 #: Time limit of `check_targets` in seconds. Calls that are under way then may take `GRACE_SECONDS` longer.
 CHECK_SECONDS = 4.0
 #: Ids in the context of a check if the query's own are not known yet.
-_UNKNOWN = "kafka-eos-check"
+UNKNOWN_ID = "kafka-eos-check"
 #: Of the text of an exception.
 _MOST_CHARACTERS = 500
 #: delta-rs writes its errors in colours.
@@ -168,8 +168,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def check_targets(
     sinks: Sequence[tuple[SinkSpec, pa.Schema]],
     *,
-    application_id: str = _UNKNOWN,
-    cluster_id: str = _UNKNOWN,
+    application_id: str = UNKNOWN_ID,
+    cluster_id: str = UNKNOWN_ID,
     seconds: float = CHECK_SECONDS,
 ) -> dict[str, KafkaEosError]:
     """Checks that the sinks of a query can write its rows, without any effect on their targets.
