@@ -41,7 +41,7 @@ from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
     KafkaEosError,
-    OperatorError,
+    SinkUnavailableError,
     UnavailableError,
 )
 from kafka_eos_source.kafka.config import admin_config
@@ -698,6 +698,6 @@ def _check_targets(query: _Query, frame: FrameToWrite) -> None:
 
     sinks = [(route.spec, route.schema) for route in frame.plan.routes]
     for error in check_targets(sinks, application_id=query.application_id or UNKNOWN_ID).values():
-        if isinstance(error, OperatorError) or query.checkpoint.next_batch == 0:
+        if not isinstance(error, SinkUnavailableError) or query.checkpoint.next_batch == 0:
             raise error
         query.warnings.append(error.message)

@@ -35,6 +35,7 @@ from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
     KafkaEosError,
+    SinkUnavailableError,
     StateMismatchError,
     UnavailableError,
 )
@@ -389,6 +390,16 @@ def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
     assert not two_phase._opened, "they are closed again"
     job.sink["sink.copy.path"] = folders[0]
     assert "write to the same target" in refused(job, InvalidOptionError)
+
+
+def test_a_sink_that_is_down_stops_a_new_query_and_is_a_warning_for_one_that_has_run(job: Job) -> None:
+    down = {"sinks": "billing", "sink.billing.type": "http", "sink.billing.url": "http://127.0.0.1:9/"}
+    job.sink |= {"application.id": "app", **down}
+    assert "sink 'billing'" in refused(job, SinkUnavailableError)
+    (warning,) = job.has_run().check()
+    assert "sink 'billing'" in warning
+    job.sink["sink.billing.auth.env"] = "KAFKA_EOS_TEST_UNSET"
+    assert "option 'sink.billing.auth.env'" in refused(job, InvalidOptionError)
 
 
 # -- what may pass
