@@ -22,7 +22,6 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
-    CHANGELOG,
     aggregate,
     apply,
     deduplicate,
@@ -162,7 +161,7 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
     first = deduplicate(stage.rows(), key="v", options=stage.options(), shards=2)
     second = aggregate(first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3)
-    stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value"))
     counted = {key: int(values[-1]) for key, values in stage.results().items()}
     assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
     topics = {topic for topic, _ in admin.group(group_of(stage.application))}
@@ -203,7 +202,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     stage.wanted.update(keys)
     rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
     frame = aggregate(rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2)
-    stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value"))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
     assert all(values == sorted(set(values)) for values in counted.values()), "the counts of a key must grow"
@@ -231,7 +230,7 @@ def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
             window=window,
             combine=combine,
         )
-        return stage.run(frame.selectExpr("k AS key", output, CHANGELOG))
+        return stage.run(frame.selectExpr("k AS key", output))
 
     after = sum(sizes(run("after_read")))
     stage.feed(ROWS)
