@@ -331,7 +331,7 @@ def test_t435_state_survives_a_users_steps_although_the_driver_is_killed(
 
 
 @pytest.mark.fault(
-    "T436", "the where of Spark takes the place of the frame's own", "between operator and sink"
+    "T436", "a `where` of Spark stands in the query", "between operator and sink"
 )
 def test_t436_with_the_where_of_spark_the_same_query_loses_its_state(case: Case, driver: Any) -> None:
     """Proves that the test above can fail: the first batch is refused, and nothing is written."""
