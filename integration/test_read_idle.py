@@ -30,8 +30,9 @@ from kafka_eos_source.spark.session import ADAPTIVE_SETTING
 from kafka_eos_source.state import (
     aggregate,
     transform,
+    tumbling,
 )
-from kafka_eos_source.state.vector import count, tumbling
+from kafka_eos_source.state import aggregates as agg
 
 SHARDS = 2
 SECONDS = 120
@@ -329,7 +330,7 @@ def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "timestamp AS at")
     frame = aggregate(
         rows.groupBy("k"),
-        {"n": count()},
+        {"n": agg.count()},
         options=idle.state_options(),
         shards=SHARDS,
         window=tumbling("10 seconds", on="at"),

@@ -213,7 +213,7 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     assert _counts(with_snapshots) == case.wanted
     with pytest.raises(StateLostError, match="begins at offset"):  # only the snapshots have these keys
         _counts(replace(with_snapshots, snapshot_location=None))
-    words = ["--application-id", case.application, "--store", "counts", "--bootstrap-servers", broker]
+    words = [case.application, "--store", "counts", "--bootstrap-servers", broker]
     words += ["--state-dir", str(tmp_path / "restored"), "--snapshot-location", str(shared), "--yes"]
     restored = CliRunner().invoke(main, ["state", "restore", *words])
     assert restored.exit_code == 0, restored.output
@@ -330,9 +330,7 @@ def test_t435_state_survives_a_users_steps_although_the_driver_is_killed(
     case.check()
 
 
-@pytest.mark.fault(
-    "T436", "a `where` of Spark stands in the query", "between operator and sink"
-)
+@pytest.mark.fault("T436", "a `where` of Spark stands in the query", "between operator and sink")
 def test_t436_with_the_where_of_spark_the_same_query_loses_its_state(case: Case, driver: Any) -> None:
     """Proves that the test above can fail: the first batch is refused, and nothing is written."""
     failed = driver(case.spec(steps="where of Spark"))

@@ -36,7 +36,7 @@ from kafka_eos_source.options.table import SINK_IN_READ, STEP_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.changelog_check import elements, node_kind
+from kafka_eos_source.spark.changelog_check import connect_relations, elements, node_kind
 from kafka_eos_source.spark.operator_frame import past_packets, spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.schema import read_schema
@@ -248,17 +248,72 @@ def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
 def source_options(frame: DataFrame) -> list[dict[str, str]]:
     """Returns the options of each source of this package that a frame reads, with names in lower case.
 
-    With Spark Connect it returns nothing, because the client cannot read the plan.
+    Spark Connect does not show the sources of a view or of SQL text.
     """
     jdf = getattr(frame, "_jdf", None)
     if jdf is None:
-        return []
+        plan: Any = getattr(frame, "_plan", None)
+        return [] if plan is None else list(_connect_sources(plan.to_proto(frame.sparkSession.client).root))
     leaves = elements(jdf.queryExecution().analyzed().collectLeaves())
     return [
         {str(name).lower(): str(value) for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
         for leaf in leaves
         if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
     ]
+
+
+def _connect_sources(relation: Any) -> Iterator[dict[str, str]]:
+    """Yields the options of the streams of this package below a relation of Spark Connect's protocol."""
+    kind = str(relation.WhichOneof("rel_type"))
+    if kind == "read" and relation.read.is_streaming and relation.read.data_source.format == FORMAT_NAME:
+        options = relation.read.data_source.options
+        yield {str(name).lower(): str(value) for name, value in options.items()}
+    for below in connect_relations(getattr(relation, kind)):
+        yield from _connect_sources(below)
+
+
+#: Spark's steps that use a watermark below them: classes of plans of classic sessions and of Spark Connect.
+_STATEFUL = frozenset(
+    {
+        *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark"),
+        *("Join", "AsOfJoin", "LateralJoin"),
+        *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "ApplyInPandasWithState"),
+        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
+    }
+)
+
+
+def unused_watermark(frame: DataFrame) -> tuple[str, str] | None:
+    """Returns the column and the delay of a ``withWatermark`` that no step of Spark below the frame uses.
+
+    Spark Connect does not show the plan of a view or of SQL text, so it finds none in them.
+    """
+    jdf = getattr(frame, "_jdf", None)
+    if jdf is not None:
+        return _unused_in_plan(jdf.queryExecution().analyzed())
+    plan: Any = getattr(frame, "_plan", None)
+    return None if plan is None else _unused_in_connect(plan)
+
+
+def _unused_in_plan(plan: Any) -> tuple[str, str] | None:
+    kind = node_kind(plan)
+    if kind in _STATEFUL:
+        return None
+    if kind == "EventTimeWatermark":
+        return str(plan.eventTime().name()), str(plan.delay().toString())
+    found = map(_unused_in_plan, elements(plan.children()))
+    return next((each for each in found if each is not None), None)
+
+
+def _unused_in_connect(plan: Any) -> tuple[str, str] | None:
+    kind = type(plan).__name__
+    if kind in _STATEFUL:
+        return None
+    if kind == "WithWatermark":
+        return str(plan._event_time), str(plan._delay_threshold)
+    below = [plan._child, *(getattr(plan, name, None) for name in ("left", "right", "other"))]
+    found = (_unused_in_connect(each) for each in below if each is not None)
+    return next((each for each in found if each is not None), None)
 
 
 def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:

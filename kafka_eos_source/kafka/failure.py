@@ -8,6 +8,7 @@ mend, then temporary ones. `kafka.transaction` knows which errors of a transacti
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,6 +30,9 @@ from kafka_eos_source.secrets import NO_SECRETS, Secrets
 
 #: Time in which a request that starts a query fails if brokers refuse connections.
 START_SECONDS = 7.0
+
+#: Time in which the first request of a new query fails if brokers accept connections and do not answer.
+FIRST_SECONDS = 9.0
 
 #: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
@@ -54,7 +58,8 @@ _AUTHORIZATION = {
     "token.topic also DescribeConfigs)",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (to write: IdempotentWrite; to "
+    "look up settings of brokers: DescribeConfigs)",
 }
 
 _TLS_FIX = (
@@ -81,20 +86,32 @@ _SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sas
 #: clients do not retry it either (SaslAuthenticationException and SslAuthenticationException, KIP-152).
 _LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
 
-_RECORD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-    }
-)
-
-_RECORD_FIX = (
+_TOO_LARGE_FIX = (
     "raise the topic's max.message.bytes and the option kafka.message.max.bytes, or filter out the record "
     "before it reaches the sink."
 )
+#: Error code of a record that the topic does not accept → what to do.
+_RECORD_FIXES = {
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE_FIX,
+    KafkaError.INVALID_MSG_SIZE: _TOO_LARGE_FIX,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE_FIX,
+    KafkaError.INVALID_RECORD: "if the topic is compacted (cleanup.policy), give each record a key; "
+    "otherwise the broker's log says what it does not accept. Or filter out the record before it reaches "
+    "the sink.",
+    KafkaError.INVALID_TIMESTAMP: "the time of the record is too far from the broker's clock: correct the "
+    "column timestamp, or remove the option includeTimestamp; or raise the topic's "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms, or set its "
+    "message.timestamp.type=LogAppendTime.",
+}
+
+#: Error code that no retry mends → what to do.
+_OPERATOR_FIXES = {
+    KafkaError.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as the cluster has brokers: "
+    "1 in a cluster of one broker.",
+    KafkaError.POLICY_VIOLATION: "create the topic by hand as the cluster's create.topic.policy.class.name "
+    "demands it, or ask who runs the cluster.",
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: "set kafka.compression.type to a codec that the brokers know.",
+}
 
 _GONE = frozenset(
     {
@@ -104,6 +121,8 @@ _GONE = frozenset(
         KafkaError.TOPIC_EXCEPTION,
     }
 )
+
+MISSING_TOPIC_FIX = "create the topic, or correct its name."
 
 #: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
@@ -160,6 +179,30 @@ def is_login(failure: KafkaError | KafkaException) -> bool:
     return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
 
 
+class MissingTopicError(KafkaException):
+    """A broker does not know a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"topic {topic!r} does not exist"))
+        self.topic = topic
+
+
+def missing_topic(doing: str, topic: str, known: Iterable[str]) -> UnavailableError:
+    """Returns the error for a topic that does not exist, with the names of similar ones.
+
+    Args:
+        doing: what was attempted.
+        topic: the name.
+        known: the topics of the cluster, as far as they are known. Kafka's own are not suggested.
+    """
+    visible = [name for name in known if not name.startswith("__")]
+    near = difflib.get_close_matches(topic, visible, n=2, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return UnavailableError(
+        f"{doing}: topic {topic!r} does not exist (UNKNOWN_TOPIC_OR_PART).{hint}", fix=MISSING_TOPIC_FIX
+    )
+
+
 def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
     """Returns the error for a record that is larger than the client or its topic accepts."""
     doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
@@ -191,10 +234,10 @@ def classify(
         return AuthorizationError(text, fix=_TLS_FIX)
     if code in _LOGIN:
         return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
-    if code in _RECORD:
-        return InvalidRecordError(text, fix=_RECORD_FIX)
+    if code in _RECORD_FIXES:
+        return InvalidRecordError(text, fix=_RECORD_FIXES[code])
     if code in _GONE:
-        return UnavailableError(text, fix="create the topic, or correct its name.")
+        return UnavailableError(text, fix=MISSING_TOPIC_FIX)
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         return InvalidOptionError(
             text, fix="set kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms."
@@ -213,7 +256,7 @@ def classify(
         )
     if is_transient(error):
         return RetriableError(text)
-    return OperatorError(text)
+    return OperatorError(text, fix=_OPERATOR_FIXES.get(code, ""))
 
 
 def refused_login(

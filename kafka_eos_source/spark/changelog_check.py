@@ -298,7 +298,7 @@ class _OfConnect:
     def step(self, relation: Any) -> Step:
         kind = str(relation.WhichOneof("rel_type"))
         node = getattr(relation, kind)
-        below = list(_relations(node))
+        below = list(connect_relations(node))
         inputs = tuple(map(self.step, below))
         names = self._columns(relation)
         more: dict[str, Any] = {}
@@ -361,7 +361,7 @@ class _OfConnect:
         return bool(self.client._analyze(method="is_streaming", plan=Plan(root=relation)).is_streaming)
 
 
-def _relations(message: Any) -> Iterator[Any]:
+def connect_relations(message: Any) -> Iterator[Any]:
     """Yields the relations that are fields of a relation."""
     for known, value in message.ListFields():
         if known.message_type is not None and known.message_type.full_name == _RELATION:

@@ -5,6 +5,7 @@ Runs on the driver. Tasks do not import this module.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,7 +22,7 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.parse import parse_read
-from kafka_eos_source.options.table import OPERATOR_IN_READ
+from kafka_eos_source.options.table import KEYED, OPERATOR_IN_READ
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
 from kafka_eos_source.protocol.token import Token
@@ -52,6 +53,8 @@ from kafka_eos_source.state.shard_rows import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
+
+_log = logging.getLogger(__name__)
 
 #: Number of shards of an operator without the argument ``shards``.
 DEFAULT_SHARDS = 4
@@ -87,7 +90,10 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
             "a stateful operator needs key columns; "
             + (f"the frame lacks {missing}" if missing else "neither groupBy() nor 'key' names one")
             + f"; the frame has the columns {frame.columns}.",
-            fix="group by columns of the frame; for an expression, use withColumn(name, expression) before "
+            fix="leave window() out of groupBy, and pass window=tumbling('1 minute', on='timestamp') to "
+            "aggregate (hopping and session are the others)."
+            if {"window", "session_window"} & {*missing}
+            else "group by columns of the frame; for an expression, use withColumn(name, expression) before "
             "groupBy(name).",
         )
     if not frame.isStreaming:
@@ -133,14 +139,15 @@ def with_operator(
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
         StateMismatchError, ChangelogError, UnavailableError: if ``application.id`` is set and the changelog
-            topic is unsuitable or unreachable. Without ``application.id``, the first task checks the topic.
+            topic is unsuitable or unreachable. Without ``application.id``, and with Spark Connect, the first
+            task checks the topic.
         KafkaEosError: as `with_operator_in_read`.
     """
     if shards == PARTITIONS:
         return with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
     checked = parse_state(options)
     count = shard_count(shards)
-    if checked.application_id is not None:
+    if checked.application_id is not None and hasattr(frame, "_jdf"):  # only the server may reach the brokers
         ensure_changelog(checked, changelog_name(checked.application_id, store), count)
     disable_adaptive_streaming(frame.sparkSession)
     warn_of_large_batches(frame.sparkSession, "a stateful operator")
@@ -230,6 +237,35 @@ def combine_partitions(
 # -- an operator that the tasks of the source run (shards="partitions")
 
 _NUMBER_INSTEAD = "pass a number of shards instead, so that the rows are shuffled by key."
+
+
+def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shards:
+    """Returns the argument ``shards``, or `PARTITIONS` if it is None and the source says that this is safe.
+
+    It is safe if the rows come directly from a source with the option `KEYED`, and its key or its partition
+    is a grouping column. With Spark Connect, the source is unknown.
+
+    Args:
+        frame: the columns that the operator uses.
+        keys: the grouping columns.
+        shards: argument of the operator.
+    """
+    source = lineage(frame, frame.columns) if shards is None else None
+    if source is None:
+        return shards
+    of_source = {each.name: each.source for each in source.columns.columns}
+    grouped = {of_source[name] for name in keys}
+    if not grouped & {"key", "partition"}:
+        return None
+    if any(name.lower() == KEYED and value.lower() == "true" for name, value in source.options.items()):
+        return PARTITIONS
+    _log.info(
+        "the operator groups by %s and shuffles its rows; if all producers choose the partition by the "
+        "record's key, the option %s=true of the source avoids that, also as keyed=True of App.read",
+        ", ".join(keys),
+        KEYED,
+    )
+    return None
 
 
 def with_operator_in_read(
