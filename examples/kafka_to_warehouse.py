@@ -33,7 +33,7 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import aggregate
 
 from flight_delays import in_order, prepare
 
@@ -74,7 +74,7 @@ def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
         options=options,
     )
     revision = "to_json(struct(route, flights, minutes, longest)) AS value"
-    return totals.selectExpr("route AS key", revision, *Revision._fields, CHANGELOG)
+    return totals.selectExpr("route AS key", revision, *Revision._fields)
 
 
 def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
