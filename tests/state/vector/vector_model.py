@@ -245,6 +245,7 @@ def _estimate(values: list[Any], type_: pa.DataType, rsd: float) -> int:
     bits = math.ceil(2 * math.log2(1.106 / rsd))
     m, most = 1 << bits, 64 - bits + 1
     wide = pa.decimal128(38, type_.scale) if pa.types.is_decimal(type_) else type_
+    wide = pa.int64() if pa.types.is_integer(type_) else wide
     registers = [0] * m
     for value in values:
         high, low = (int(hash_columns([pa.array([value], wide)], seed)[0]) & 0xFFFFFFFF for seed in SEEDS)
