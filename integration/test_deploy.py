@@ -127,7 +127,7 @@ def test_spark_connect(
 def test_pipelines(
     broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table reads Kafka and a sink writes it. Killed once, run again, then run with new records: exactly once."""
+    """Killed once, run again, and run with new records: what the table reads is written exactly once."""
     pytest.importorskip("pyspark.pipelines")
     pytest.importorskip("grpc")
     pytest.importorskip("yaml")
