@@ -27,14 +27,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
 from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
-from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.reading.query import StateQuery
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
@@ -53,15 +52,15 @@ def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) ->
     """
     views = (
         events.select(
-            sf.from_json(sf.col("value").cast("string"), "category STRING, period_ms BIGINT").alias("view"),
+            F.from_json(F.col("value").cast("string"), "category STRING, period_ms BIGINT").alias("view"),
             "timestamp",
         )
         .select("view.*", "timestamp")
-        .where(sf.col("period_ms") >= SHORTEST_MS)
+        .where(F.col("period_ms") >= SHORTEST_MS)
     )
     counts = aggregate(
         views.groupBy("category"),
-        {"views": agg.count()},
+        {"views": F.count("*")},
         window=tumbling(f"{WINDOW_MS}ms", on="timestamp", grace=f"{GRACE_MS}ms"),
         emit=emit,
         store=STORE,

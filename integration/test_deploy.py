@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -100,8 +101,47 @@ def test_spark_submit(
         await_values(broker, topics[1], log)
 
 
+#: A program of a client that aggregates in Spark's words, and is refused a watermark.
+WORDS = """
+from pyspark.sql import SparkSession, functions as F
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.state import CHANGELOG, aggregate
+
+spark = SparkSession.builder.remote("sc://127.0.0.1:15002").getOrCreate()
+kafka = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+rows = (
+    spark.readStream.format("kafka-eos")
+    .options(**kafka, subscribe="flights", startingOffsets="earliest")
+    .load()
+    .selectExpr("'all' AS k", "CAST(CAST(value AS STRING) AS INT) AS n", "timestamp")
+)
+words = {"odd": F.count_if(rows["n"] % 2 == 1), "n": "count(*)", "twice": F.sum(F.col("n") * 2)}
+own = {**kafka, "application.id": "words", "state.dir": "/data/state"}
+try:
+    aggregate(rows.withWatermark("timestamp", "1 minute").groupBy("k"), words, options=own)
+except InvalidOptionError as error:
+    assert "grace='1 minute'" in str(error), error
+else:
+    raise SystemExit("a watermark was accepted")
+counted = aggregate(rows.groupBy("k"), words, options=own, shards=1)
+query = (
+    counted.selectExpr("k AS key", "to_json(struct(odd, n, twice)) AS value", CHANGELOG)
+    .writeStream.format("kafka-eos").trigger(availableNow=True)
+    .options(**kafka, **{"application.id": "words"}, topic="delays", checkpointLocation="/data/words")
+    .start()
+)
+query.awaitTermination()
+written = spark.read.format("kafka-eos").options(**kafka, subscribe="delays").load().orderBy("offset")
+print("These are the totals:" + written.selectExpr("CAST(value AS STRING) AS v").collect()[-1].v, flush=True)
+"""
+
+
 def test_spark_connect(
-    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: str,
+    topics: tuple[str, str],
+    topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyspark", minversion="4.1")
     pytest.importorskip("grpc")
@@ -121,13 +161,20 @@ def test_spark_connect(
         )
         with running([sys.executable, str(client)], tmp_path) as log:
             await_values(broker, topics[1], log)
+        words = tmp_path / "words.py"
+        words.write_text(adapted(WORDS, broker, (topics[0], topic()), tmp_path).replace("15002", str(port)))
+        with running([sys.executable, str(words)], tmp_path) as log:
+            done = "These are the totals:"
+            await_condition(lambda: done in log.read_text(errors="replace"), SECONDS, "the totals are there")
+        totals = log.read_text(errors="replace").partition(done)[2]
+        assert json.loads(totals.splitlines()[0]) == {"odd": 50, "n": 100, "twice": 2 * sum(range(100))}
 
 
 @pytest.mark.fault("T460", "the driver of a declarative pipeline is killed", "after Kafka committed a batch")
 def test_pipelines(
     broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed once, run again, and run with new records: what the table reads is written exactly once."""
+    """A table reads Kafka and a sink writes it: killed once, run again, then run with new records."""
     pytest.importorskip("pyspark.pipelines")
     pytest.importorskip("grpc")
     pytest.importorskip("yaml")

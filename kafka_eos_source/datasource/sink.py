@@ -159,11 +159,7 @@ class StagedSink:
             InvalidOptionError: if ``checkpointLocation`` is not set.
             UnavailableError: if the staging folder is not writable.
         """
-        location = location_of_query(require_checkpoint(options), options.staging_location)
-        decides = "staging.location"
-        if options.staging_location is None:
-            decides = "checkpointLocation or staging.location"
-        return cls(options, columns, StagingFolder.at(location, decides), "", plan, in_read)
+        return cls(options, columns, StagingFolder.at(*staging_of_stream(options)), "", plan, in_read)
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
@@ -354,6 +350,18 @@ def _task() -> StreamingTask:
     if task is None:
         raise RuntimeError("the sink's write method was called outside a Spark task")
     return task
+
+
+def staging_of_stream(options: WriteOptions) -> tuple[str, str]:
+    """Returns the staging folder of a streaming query, and the options that decide it, for errors.
+
+    Raises:
+        InvalidOptionError: if ``checkpointLocation`` is not set.
+    """
+    location = location_of_query(require_checkpoint(options), options.staging_location)
+    if options.staging_location is None:
+        return location, "checkpointLocation or staging.location"
+    return location, "staging.location"
 
 
 def require_checkpoint(options: WriteOptions) -> str:

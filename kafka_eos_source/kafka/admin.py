@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin_client import (
+    NAMES_SECONDS,
     REQUEST_SECONDS,
     AdminClient,
     Complaints,
@@ -21,7 +22,17 @@ from kafka_eos_source.kafka.admin_client import (
     TryLimit,
     request,
 )
-from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
+from kafka_eos_source.kafka.failure import (
+    FIRST_SECONDS,
+    MISSING_TOPIC_FIX,
+    START_SECONDS,
+    MissingTopicError,
+    classify,
+    is_login,
+    is_transient,
+    kafka_error,
+    missing_topic,
+)
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.messages import EARLIEST, LATEST
 from kafka_eos_source.kafka.reader import LogEnds
@@ -83,11 +94,22 @@ class SourceAdmin:
         #: time limit of the present try
         self._seconds = REQUEST_SECONDS
         self._closed = threading.Event()
+        #: when a new query gives up, if no broker has answered it; None = a query that waits for its brokers
+        self._first: Deadline | None = None
 
     def close(self) -> None:
         """Drops the client, and ends the current pause between two tries."""
         self._closed.set()
         self._client = None
+
+    def new_query(self) -> None:
+        """Says that the next request is the first of a new query, unless a broker has answered one before.
+
+        It fails after `FIRST_SECONDS` if no broker answers, because a person waits for it, and the address
+        may be wrong. A query that has run waits for its brokers as long as its options say.
+        """
+        if not self._complaints.has_answered:
+            self._first = Deadline.after_seconds(FIRST_SECONDS)
 
     @property
     def complaint(self) -> str:
@@ -172,7 +194,7 @@ class SourceAdmin:
             if isinstance(each, Topic):
                 found[name] = each
             elif each.code() not in left_out:
-                raise KafkaException(each)
+                raise MissingTopicError(name) if each.code() in _MISSING else KafkaException(each)
         return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -293,7 +315,7 @@ class SourceAdmin:
         failures: Counter[bool] = Counter()
 
         def call() -> T:
-            self._seconds = limit.seconds()
+            self._seconds = limit.seconds(self._first)
             self._client = client = self._client or AdminClient(self._config)
             return ask(client)
 
@@ -312,11 +334,14 @@ class SourceAdmin:
             means_little = (
                 error.code() in _LEADER_NOT_READY or error.code() == KafkaError._TIMED_OUT or is_login(error)
             )
-            if failures[is_missing] > self._retries and (not means_little or patience.expired):
+            is_over = failures[is_missing] > self._retries and (not means_little or patience.expired)
+            is_silent = error.code() == KafkaError._TIMED_OUT
+            gives_up = is_silent and self._first is not None and self._first.expired
+            if is_over or gives_up:
                 return (
                     self._complaints.login_error(doing)
-                    or self._complaints.explanation(doing, error)
-                    or self._unavailable(error, doing, is_missing, failures.total())
+                    or (None if gives_up else self._complaints.explanation(doing, error))
+                    or self._unavailable(failure, doing, is_missing, failures.total())
                 )
             if not is_missing:
                 self._client = None
@@ -326,16 +351,23 @@ class SourceAdmin:
         answer = retry(call, KafkaException, pauses, permanent=permanent)
         self._complaints.answered()
         self._complaints.forget()
+        self._first = None
         return answer
 
     def _patience(self) -> Deadline:
         """Returns the time that all tries of a request take if no broker answers."""
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
-    def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
+    def _unavailable(
+        self, failure: KafkaException, doing: str, is_missing: bool, tries: int
+    ) -> UnavailableError:
+        if isinstance(failure, MissingTopicError):
+            client = self._client or AdminClient(self._config)
+            return missing_topic(doing, failure.topic, client.names_if_known(NAMES_SECONDS))
+        error = kafka_error(failure)
         tried = f"{doing}: {self._complaints.secrets.hide(error.str())} ({error.name()}), tried {tries} times"
         if is_missing:
-            return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
+            return UnavailableError(f"{tried}.", fix=MISSING_TOPIC_FIX)
         servers = self._config.get("bootstrap.servers")
         last = self._complaints.last
         reported = f" Last report: {last}." if last and last not in tried else ""

@@ -8,6 +8,7 @@ mend, then temporary ones. `kafka.transaction` knows which errors of a transacti
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,6 +30,9 @@ from kafka_eos_source.secrets import NO_SECRETS, Secrets
 
 #: Time in which a request that starts a query fails if brokers refuse connections.
 START_SECONDS = 7.0
+
+#: Time in which the first request of a new query fails if brokers accept connections and do not answer.
+FIRST_SECONDS = 9.0
 
 #: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
@@ -118,6 +122,8 @@ _GONE = frozenset(
     }
 )
 
+MISSING_TOPIC_FIX = "create the topic, or correct its name."
+
 #: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
 _TRANSIENT = frozenset(
     {
@@ -173,6 +179,30 @@ def is_login(failure: KafkaError | KafkaException) -> bool:
     return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
 
 
+class MissingTopicError(KafkaException):
+    """A broker does not know a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"topic {topic!r} does not exist"))
+        self.topic = topic
+
+
+def missing_topic(doing: str, topic: str, known: Iterable[str]) -> UnavailableError:
+    """Returns the error for a topic that does not exist, with the names of similar ones.
+
+    Args:
+        doing: what was attempted.
+        topic: the name.
+        known: the topics of the cluster, as far as they are known. Kafka's own are not suggested.
+    """
+    visible = [name for name in known if not name.startswith("__")]
+    near = difflib.get_close_matches(topic, visible, n=2, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return UnavailableError(
+        f"{doing}: topic {topic!r} does not exist (UNKNOWN_TOPIC_OR_PART).{hint}", fix=MISSING_TOPIC_FIX
+    )
+
+
 def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
     """Returns the error for a record that is larger than the client or its topic accepts."""
     doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
@@ -207,7 +237,7 @@ def classify(
     if code in _RECORD_FIXES:
         return InvalidRecordError(text, fix=_RECORD_FIXES[code])
     if code in _GONE:
-        return UnavailableError(text, fix="create the topic, or correct its name.")
+        return UnavailableError(text, fix=MISSING_TOPIC_FIX)
     if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         return InvalidOptionError(
             text, fix="set kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms."

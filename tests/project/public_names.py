@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PUBLIC = {
     "kafka_eos_source": [
+        "App",
         "KafkaEosDataSource",
         "from_registry",
         "invalid_record",
