@@ -212,7 +212,9 @@ def test_pipelines(
         adapted(program("deploy-pipelines"), broker, topics, tmp_path)
     )
     killed = tmp_path / "killed"
+    (port,) = free_ports([0])
     run = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"]
+    run += ["--conf", f"spark.connect.grpc.binding.port={port}"]
 
     with running(run, tmp_path, KAFKA_EOS_FAILPOINTS=f"commit.after_commit=kill@{killed}") as log:
         await_condition(killed.exists, SECONDS, "the driver is killed")
