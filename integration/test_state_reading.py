@@ -369,8 +369,8 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
 
 def words_of(pages: Pages, *words: object) -> list[str]:
     """Runs ``kafka-eos state …`` for the query's store."""
-    named = [pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
-    return ["state", *map(str, words), *named]
+    verb, *rest = map(str, words)
+    return ["state", verb, pages.application, *rest, "--store", STORE, "--bootstrap-servers", pages.broker]
 
 
 def command(pages: Pages, *words: object) -> Result:

@@ -139,7 +139,7 @@ def test_the_lag_of_a_query(
     produce(broker, query.source, [str(number) for number in range(7)])
     for which in (
         ("--checkpoint", query.checkpoint),
-        (query.application_id),
+        (query.application_id,),
         ("--group", group_of(query.application_id)),
     ):
         (found,) = _json_lines(run("lag", *which, "--json"))

@@ -102,7 +102,8 @@ def main() -> None:
     """Operate exactly-once Kafka queries of Spark Structured Streaming.
 
     Commands that change a query, its state or its sinks do so only with --yes; without it, they show what
-    they would do. What to do about each error condition: docs/runbooks.md.
+    they would do. Brokers are those of --bootstrap-servers, else of the variable KAFKA_EOS_BOOTSTRAP_SERVERS,
+    else 127.0.0.1:9092. What to do about each error condition: docs/runbooks.md.
     """
     # Errors reach the user as messages. Without a handler, Python would print what librdkafka logs as well.
     logging.getLogger("kafka_eos_source").addHandler(logging.NullHandler())
