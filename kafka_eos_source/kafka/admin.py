@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin_client import (
     REQUEST_SECONDS,
@@ -21,7 +19,8 @@ from kafka_eos_source.kafka.admin_client import (
     TryLimit,
     request,
 )
-from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient, kafka_error
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.messages import EARLIEST, LATEST
 from kafka_eos_source.kafka.reader import LogEnds
@@ -32,15 +31,15 @@ _RETENTION = "offsets.retention.minutes"
 
 T = TypeVar("T")
 
-_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
+_MISSING = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 #: A leader is being elected, or its high watermark is not up to date yet (KIP-207).
 _LEADER_NOT_READY = frozenset(
     {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
     }
 )
 
@@ -143,7 +142,7 @@ class SourceAdmin:
             found = self._describe(client, topics, _MISSING)
             if len(found) < len(set(topics)) and retries > 0:
                 retries -= 1
-                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return _topics_of(found)
 
         return self._ask(f"looking up the ids of the topics {', '.join(topics)}", ask)
@@ -171,8 +170,8 @@ class SourceAdmin:
         for name, each in client.topics(names, self._seconds).items():
             if isinstance(each, Topic):
                 found[name] = each
-            elif each.code() not in left_out:
-                raise KafkaException(each)
+            elif each.code not in left_out:
+                raise each
         return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -271,7 +270,7 @@ class SourceAdmin:
             )
             if any(each.offset < 0 and times[tp] < 0 for tp, each in found.items()):
                 # while a leader is elected, brokers may answer with neither an offset nor an error
-                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             return found
 
         topics = sorted({tp.topic for tp in times})
@@ -297,20 +296,19 @@ class SourceAdmin:
             self._client = client = self._client or AdminClient(self._config)
             return ask(client)
 
-        def permanent(failure: KafkaException) -> KafkaEosError | None:
-            error = kafka_error(failure)
-            is_missing = error.code() in _MISSING
+        def permanent(error: KafkaError) -> KafkaEosError | None:
+            is_missing = error.code in _MISSING
             if not (is_missing or is_login(error) or is_transient(error)):
                 return classify(error, doing, self._complaints.secrets)
             self._complaints.record(error)
             for_good = self._complaints.permanent_login_error(doing) or self._complaints.start_error(
-                doing, failure, soon
+                doing, error, soon
             )
             if for_good is not None:
                 return for_good
             failures[is_missing] += 1
             means_little = (
-                error.code() in _LEADER_NOT_READY or error.code() == KafkaError._TIMED_OUT or is_login(error)
+                error.code in _LEADER_NOT_READY or error.code == ErrorCode.NO_ANSWER or is_login(error)
             )
             if failures[is_missing] > self._retries and (not means_little or patience.expired):
                 return (
@@ -323,7 +321,7 @@ class SourceAdmin:
             return None
 
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
-        answer = retry(call, KafkaException, pauses, permanent=permanent)
+        answer = retry(call, KafkaError, pauses, permanent=permanent)
         self._complaints.answered()
         self._complaints.forget()
         return answer
@@ -333,7 +331,7 @@ class SourceAdmin:
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
-        tried = f"{doing}: {self._complaints.secrets.hide(error.str())} ({error.name()}), tried {tries} times"
+        tried = f"{doing}: {self._complaints.secrets.hide(error.text)} ({error.name}), tried {tries} times"
         if is_missing:
             return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
         servers = self._config.get("bootstrap.servers")

@@ -42,6 +42,10 @@ from kafka_eos_source.kafka import fetch, producer
 from kafka_eos_source.kafka.cluster import Cluster
 Cluster({"bootstrap.servers": "b:9092"})
 """
+_READ = """
+from kafka_eos_source.datasource import reader
+from kafka_eos_source.read import task
+"""
 _WRITE = """
 import pickle
 from pathlib import Path
@@ -91,9 +95,10 @@ def imported(code: str, folder: Path) -> set[str]:
         (_PLAN_READ, {"pandas", "kafka_eos_source.kafka.producer", "http.server", "psutil"}),
         (_PLAN_WRITE, {"pandas", "psutil", "kafka_eos_source.commit.machine"}),
         (_CLIENTS, {"kafka.net", "kafka.admin", "kafka.consumer", "kafka.producer", "urllib.request"}),
+        (_READ, {"pandas", "psutil", "kafka_eos_source.kafka.producer", "kafka_eos_source.kafka.admin"}),
         (_WRITE, {"psutil", "kafka_eos_source.commit.machine", "kafka_eos_source.kafka.producer"}),
     ],
-    ids=["schema", "plan a read", "plan a write", "native clients", "write"],
+    ids=["schema", "plan a read", "plan a write", "native clients", "read", "write"],
 )
 def test_a_process_does_not_import_what_it_does_not_use(
     code: str, not_needed: set[str], tmp_path: Path
@@ -101,7 +106,7 @@ def test_a_process_does_not_import_what_it_does_not_use(
     """A query starts many processes one after the other, so each import of 0.1 s delays its first batch."""
     stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
     (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
-    assert not imported(code, tmp_path) & not_needed
+    assert not imported(code, tmp_path) & {"confluent_kafka", *not_needed}
 
 
 @pytest.mark.parametrize(
