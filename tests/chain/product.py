@@ -145,7 +145,7 @@ def installed(
 
         replace(micro_batch, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
-        replace(staging, "_ask", lambda _kafka, _topic: None)
+        replace(staging, "sealing_plan", lambda _kafka, _topic: None)
         replace(at_least_once, "check_target", lambda _options: None)
         replace(two_phase, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(at_least_once, "RecordProducer", lambda _config, _name: direct_producer())

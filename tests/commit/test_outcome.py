@@ -32,7 +32,7 @@ from tests.support.simulated_kafka import Fault, SimulatedKafka
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
 #: Errors of EndTxn for which nothing but the token tells the outcome.
 COMMIT_ERRORS = [
-    "UNKNOWN",
+    "UNKNOWN_SERVER_ERROR",
     "INVALID_TXN_STATE",
     "PRODUCER_FENCED",
     "INVALID_PRODUCER_ID_MAPPING",

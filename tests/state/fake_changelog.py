@@ -46,7 +46,6 @@ class FakeQuery:
     Attributes:
         root: its ``state.dir``.
         location: where its snapshots are.
-        schema: fingerprint of its encoding, which readers do not know.
         logs: for each shard, the entry at each offset of the changelog.
         starts: first offset of each shard's log.
         retention_ms: ``delete.retention.ms``; None = readers may not see it.
@@ -58,7 +57,6 @@ class FakeQuery:
     root: Path
     location: str
     shards: int = 2
-    schema: str = "encoding"
     topic_id: str = TOPIC_ID
     retention_ms: int | None = 24 * HOUR_MS
     logs: dict[int, list[Entry]] = field(default_factory=dict)
@@ -97,7 +95,7 @@ class FakeQuery:
         return replace(self.changelog, snapshot_location=self.location)
 
     def identity(self, shard: int) -> StoreIdentity:
-        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id, self.schema)
+        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id)
 
     def open(self, shard: int) -> TransactionalStateStore:
         identity = self.identity(shard)

@@ -23,7 +23,7 @@ from tests import ROOT
 TOPIC = "app-counts-changelog"
 TP = TopicPartition(TOPIC, 0)
 INPUT = TopicPartition("input", 0)
-IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC, schema="schema")
+IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC)
 
 #: Factor for the number of examples, rounds and crashes; 1 is quick.
 EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))

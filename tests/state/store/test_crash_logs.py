@@ -150,8 +150,8 @@ def _check(done: int, last: object, rows: Model) -> None:
 
 
 def test_the_first_log_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
-    """The second log would do: a store that learns its schema later records its identity again."""
-    for number, identity in enumerate([replace(IDENTITY, schema=""), IDENTITY], 1):
+    """The second log would do: a store that learns its cluster later records its identity again."""
+    for number, identity in enumerate([IDENTITY, replace(IDENTITY, cluster_id="c")], 1):
         _commit(tmp_path / "s", number, identity=identity)
     first, *_ = _written_logs(tmp_path / "s")
     first.unlink()
