@@ -31,7 +31,7 @@ _SLOW_TESTS = (
     "test_the_quick_start_works_when_pasted",
     "test_staged_rows_are_written_once_although_driver_and_task_workers_are_killed",
     "test_the_page_views_example_prints_revisions_and_complete_windows",
-    "test_records_are_written_once_although_the_driver_is_killed_around_kafkas_commit",
+    "test_records_are_written_once_although_the_driver_is_killed_before_kafkas_commit",
     "test_the_demo_finds_every_event_exactly_once",
     "test_alarms_of_a_real_query_fire_and_clear",
     "test_commits_in_changing_processes_and_failed_tasks_are_exactly_once",
