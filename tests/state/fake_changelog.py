@@ -25,7 +25,7 @@ from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import LocalCopy, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.state_kit import TINY, binary
+from tests.state.state_kit import TINY, binary, put_rows
 
 APP, STORE, TOPIC, TOPIC_ID = "app", "counts", "app-counts-changelog", "topic-1"
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -114,7 +114,7 @@ class FakeQuery:
             record = BatchRecord("query", number, f"attempt-{number}-{shard}", "run")
             record = replace(record, time_ms=now_ms() - int(hours_ago * HOUR_MS))
             with self.open(shard) as store:
-                store.put_all(list((self._changes() if changes is None else changes).items()))
+                put_rows(store, list((self._changes() if changes is None else changes).items()))
                 for each in store.staged_changes():
                     log += zip(each["key"].to_pylist(), each["value"].to_pylist(), strict=True)
                 log.append((Owner(APP, STORE, self.shards).key, encode_batch(record)))

@@ -49,6 +49,12 @@ def key(number: int) -> bytes:
     return b"\1k%05d" % number
 
 
+def put_rows(store: TransactionalStateStore, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+    """Stages rows; a value of None deletes."""
+    rows = list(rows)
+    store.put_many(binary(key for key, _ in rows), binary(value for _, value in rows))
+
+
 @dataclass
 class Workload:
     """Commits that a seed determines, so that any process knows what the store holds after the n-th commit.
@@ -100,12 +106,12 @@ class Workload:
             return
         if kind == "ranges":
             store.delete_range(*span)
-        store.put_all(list(rows.items()))
+        put_rows(store, list(rows.items()))
         if kind == "promote":
             store.persist_pending(record(number, "loser"))
             if kind == "ranges":
                 store.delete_range(*span)
-            store.put_all(list(rows.items()))
+            put_rows(store, list(rows.items()))
             store.persist_pending(record(number))
             store.promote(record(number), {TP: number})
         else:

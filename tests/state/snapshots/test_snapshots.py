@@ -55,7 +55,7 @@ from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from tests import ROOT
 from tests.state.state_kit import IDENTITY as NO_TOPIC_ID
-from tests.state.state_kit import TINY, TP, Workload, binary, record
+from tests.state.state_kit import TINY, TP, Workload, binary, put_rows, record
 
 IDENTITY = replace(NO_TOPIC_ID, topic_id="topic-1")
 HOUR_MS = 3_600_000
@@ -270,7 +270,7 @@ def test_each_copy_of_a_store_that_flushes_and_compacts_can_be_uploaded(hosts: H
     host = hosts("a").advance(1)
     with host.open() as store:
         for number in range(2, 22):
-            store.put_all([(b"\1%d/%d" % (number, n % 7), os.urandom(500)) for n in range(200)])
+            put_rows(store, [(b"\1%d/%d" % (number, n % 7), os.urandom(500)) for n in range(200)])
             store.commit({TP: number}, batch=record(number))
             # a task gives up while RocksDB changes its manifest again and again, and the next one tries again
             copy = retry(lambda: LocalCopy.freeze(store), StateLockedError, Pauses(None, 0.01))
