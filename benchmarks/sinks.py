@@ -15,17 +15,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, SinkContext, SinkTxn, StageContext, TwoPhaseSink
-from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.sql import SqlSink
 from kafka_eos_source.stage.fanout import SinkPart, StagedForSink
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 
@@ -53,7 +52,7 @@ def by_sink(sink: TwoPhaseSink, rows: pa.Table, folder: Path) -> float:
     staging = StagingFolder.at(str(folder / "staging"))
     sink.open(SinkContext("bench", "bench", "cluster", NotesFolder(str(folder / "store"))))
     deadline = Deadline.after_seconds(600)
-    sink.check(rows.schema, deadline)
+    sink.make_ready(rows.schema, deadline)
     txn = sink.context.txn(1, SinkTxn.new_attempt())
     begun = time.perf_counter()
     stage = sink.stage(
@@ -107,7 +106,8 @@ def sqlalchemy(rows: pa.Table, url: str, name: str) -> None:
 
 
 def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path], TwoPhaseSink], Any]]:
-    for kind, library in (("parquet", parquet), ("csv", csv), ("json", json)):
+    kinds: list[tuple[_Kind, Callable[..., Any]]] = [("parquet", parquet), ("csv", csv), ("json", json)]
+    for kind, library in kinds:
         yield (
             f"filesystem {kind}",
             partial(_files, kind),
@@ -122,12 +122,15 @@ def cases(rows: pa.Table, urls: list[str]) -> Iterator[tuple[str, Callable[[Path
         )
 
 
-def _files(kind: str, folder: Path) -> TwoPhaseSink:
-    return FilesystemSink(str(folder / "sink"), kind)
+_Kind = Literal["parquet", "csv", "json"]
+
+
+def _files(kind: _Kind, folder: Path) -> TwoPhaseSink:
+    return constructors.files(str(folder / "sink"), format=kind).build()
 
 
 def _database(url: str, name: str, _folder: Path) -> TwoPhaseSink:
-    return SqlSink(url, name)
+    return constructors.sql(url, name).build()
 
 
 def _alone(rows: pa.Table, url: str, name: str, _folder: Path) -> None:

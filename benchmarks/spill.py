@@ -99,7 +99,8 @@ def _last_batch(schema: Any) -> Iterator[Any]:
 def _processor(operator: str, schema: Any) -> Any:
     import pyarrow as pa
 
-    from kafka_eos_source.state.vector import count, hopping, session, sum_, tumbling
+    from kafka_eos_source.state import aggregates as agg
+    from kafka_eos_source.state import hopping, session, tumbling
     from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
     from kafka_eos_source.state.vector.function import FunctionProcessor
     from kafka_eos_source.state.vector.processor import AggregateProcessor
@@ -119,7 +120,7 @@ def _processor(operator: str, schema: Any) -> Any:
             "hopping": {"window": hopping("1 hour", every="10 minutes", on="time", grace="1 hour")},
             "sessions": {"window": session("1 hour", on="time", grace="1 hour"), "emit": "on_close"},
         }
-        aggregates = {"rows": count(), "total": sum_("amount")}
+        aggregates = {"rows": agg.count(), "total": agg.sum("amount")}
         return AggregateProcessor(schema, ["id"], aggregates, **windows[operator])
 
     def number(batch: Any) -> Any:

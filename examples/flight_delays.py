@@ -33,9 +33,8 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count, max_, mean, tumbling
 from kafka_eos_source.testing.verdict import judge
 
 if TYPE_CHECKING:
@@ -52,16 +51,13 @@ EXACT_KILLS = ("state.after_pending", "commit.before_commit", "commit.after_comm
 
 def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Returns the query as a streaming DataFrame."""
-    from pyspark.sql import functions as sf
+    from pyspark.sql import functions as F
 
-    parsed = events.select(
-        sf.from_json(
-            sf.col("value").cast("string"), "origin STRING, dep_delay INT, time_hour TIMESTAMP"
-        ).alias("flight")
-    ).select("flight.*")
+    flight = F.from_json(F.col("value").cast("string"), "origin STRING, dep_delay INT, time_hour TIMESTAMP")
+    parsed = events.select(flight.alias("flight")).select("flight.*")
     hours = aggregate(
         parsed.groupBy("origin"),
-        {"flights": count(), "mean_delay": mean("dep_delay"), "max_delay": max_("dep_delay")},
+        {"flights": F.count("*"), "mean_delay": F.avg("dep_delay"), "max_delay": F.max("dep_delay")},
         window=tumbling("1 hour", on="time_hour", grace="2 days"),
         emit="on_close",
         store=STORE,

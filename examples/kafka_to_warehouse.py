@@ -33,7 +33,6 @@ from kafka_eos_source.demo.run import EXACTLY_ONCE, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
 from kafka_eos_source.state import CHANGELOG, aggregate
-from kafka_eos_source.state.vector import count, max_, sum_
 
 from flight_delays import in_order, prepare
 
@@ -62,14 +61,14 @@ class Revision(NamedTuple):
 
 def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """Returns the new totals of each route that a micro-batch changes."""
-    from pyspark.sql import functions as sf
+    from pyspark.sql import functions as F
 
-    flight = sf.from_json(sf.col("value").cast("string"), "origin STRING, dest STRING, dep_delay INT")
+    flight = F.from_json(F.col("value").cast("string"), "origin STRING, dest STRING, dep_delay INT")
     flights = events.select(flight.alias("f")).where("f.dep_delay IS NOT NULL")
     routes = flights.selectExpr("concat(f.origin, '-', f.dest) AS route", "f.dep_delay AS delay")
     totals = aggregate(
         routes.groupBy("route"),
-        {"flights": count(), "minutes": sum_("delay"), "longest": max_("delay")},
+        {"flights": F.count("*"), "minutes": F.sum("delay"), "longest": F.max("delay")},
         shards=SHARDS,
         options=options,
     )

@@ -27,15 +27,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import count, tumbling
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
 #: As in the paper: partitions of the source; partitions of the output, which is also the number of shards.
@@ -53,15 +52,15 @@ def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) ->
     """
     views = (
         events.select(
-            sf.from_json(sf.col("value").cast("string"), "category STRING, period_ms BIGINT").alias("view"),
+            F.from_json(F.col("value").cast("string"), "category STRING, period_ms BIGINT").alias("view"),
             "timestamp",
         )
         .select("view.*", "timestamp")
-        .where(sf.col("period_ms") >= SHORTEST_MS)
+        .where(F.col("period_ms") >= SHORTEST_MS)
     )
     counts = aggregate(
         views.groupBy("category"),
-        {"views": count()},
+        {"views": F.count("*")},
         window=tumbling(f"{WINDOW_MS}ms", on="timestamp", grace=f"{GRACE_MS}ms"),
         emit=emit,
         store=STORE,

@@ -32,8 +32,8 @@ from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.sinks.contract import SinkContext, cluster_hash
 from kafka_eos_source.sinks.memory import SYSTEMS, Memory
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.operator.transform import aggregate
-from kafka_eos_source.state.vector import count
 from tests.support.json_shapes import mismatches
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli-transcript.md"
@@ -167,7 +167,9 @@ def run_query(spark: SparkSession, broker: str, folder: Path) -> None:
         .select(f.split(f.col("key").cast("string"), "-")[0].alias("carrier"))
     )
     options = {**connection, "state.dir": str(folder / "state")}
-    counted = aggregate(flights, {"flights": count()}, options=options, key="carrier", store=STORE, shards=2)
+    counted = aggregate(
+        flights, {"flights": agg.count()}, options=options, key="carrier", store=STORE, shards=2
+    )
     changes = [name for name in counted.columns if name.startswith("__")]
     rows = counted.select(
         f.col("carrier").alias("key"), f.col("flights").cast("string").alias("value"), *changes
@@ -201,12 +203,12 @@ def run_checked_query(spark: SparkSession, broker: str, folder: Path) -> None:
 @pytest.mark.long
 def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_path: Path) -> None:
     at = f"--bootstrap-servers {broker}"
-    who = f"--application-id {APP} {at}"
-    store = f"--store {STORE} {who}"
+    who = f"{APP} {at}"
+    store = f"{APP} --store {STORE} {at}"
     run = session.run
     run(f"flights --records 500 {at}", shape=False)
     run(f"flights {at}", code=ExitCode.FAILED)
-    check_shape("flights", invoke(f"flights --topic more --records 5 --json {at}"), SHAPES["flights"])
+    check_shape("flights", invoke(f"flights more --records 5 --json {at}"), SHAPES["flights"])
     run(f"topics create counts --partitions 2 {at}", shape=False)
     check_shape("topics create", invoke(f"topics create notes --json {at}"), SHAPES["topics create"])
     run(f"topics list {at}")
@@ -217,12 +219,9 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"tail notes -n 2 {at}")
 
     session.say("### A token topic")
-    run(f"token-topic create --topic tokens {at}")
-    invoke(f"token-topic create --topic tokens --yes {at}")
-    session.replace(
-        {described("token-topic describe --topic tokens", at)["topic_id"]: "m4KqPzXc8W2uY6sD0fLr1g"}
-    )
-    run(f"token-topic create --topic tokens --yes {at}")
+    invoke(f"token-topic create tokens {at}")
+    session.replace({described("token-topic describe tokens", at)["topic_id"]: "m4KqPzXc8W2uY6sD0fLr1g"})
+    run(f"token-topic create tokens {at}")
 
     run_query(spark, broker, tmp_path)
     session.say(
@@ -232,7 +231,7 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     found = described("inspect --checkpoint checkpoint", at)
     session.replace({found["kafka"]["cluster_id"]: "Zr8wN3vTQqyH5bKc1JmDxA"})
     run(f"inspect --checkpoint checkpoint {at}")
-    run(f"inspect --application-id nobody {at}")
+    run(f"inspect nobody {at}")
     run(
         "inspect --checkpoint checkpoint --bootstrap-servers 127.0.0.1:1 --timeout 1s",
         ExitCode.NEEDS_A_PERSON,
@@ -243,19 +242,19 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"acls --checkpoint checkpoint --topic counts --store {STORE}")
     check_shape("top", invoke(f"top --json {who}"), SHAPES["top"])
     session.seen.add("top")
-    run(f"lag --application-id {APP} {at}")
-    run(f"token-topic describe --topic tokens {at}")
-    run(f"token-topic show --topic tokens {at}")
+    run(f"lag {APP} {at}")
+    run(f"token-topic describe tokens {at}")
+    run(f"token-topic show tokens {at}")
     run(f"sweep --checkpoint checkpoint --yes {at}")
 
     session.say("### Its state")
-    run(f"state ls --state-dir state {who}")
-    run(f"state get AA {store}")
-    run(f"state get --limit 3 {store}")
-    run(f"state verify --state-dir state {store}")
-    run(f"state restore --state-dir restored --yes {store}")
+    run(f"state list {who} --state-dir state")
+    run(f"state get {APP} AA --store {STORE} {at}")
+    run(f"state get {store} --limit 3")
+    run(f"state verify {store} --state-dir state")
+    run(f"state restore {store} --state-dir restored --yes")
     run(f"state lower-time {store}")
-    run(f"state rescale --shards 3 --yes {store}")
+    run(f"state rescale {store} --shards 3 --yes")
 
     session.say(
         "### Dead letters\n\nAnother query copies the flights, and writes those of one carrier to its "
@@ -269,11 +268,11 @@ def test_every_command(session: Session, broker: str, spark: SparkSession, tmp_p
     run(f"dead-letters replay flights-dead {at}", shape=False)
 
     session.say("### Repairs")
-    run(f"fence --yes {who}")
-    run(f"adopt --checkpoint new-checkpoint {who}")
+    run(f"fence {who} --yes")
+    run(f"adopt {who} --checkpoint new-checkpoint")
     Admin(broker).delete_group(group_of(APP))
-    run(f"token-topic restore --topic tokens --checkpoint checkpoint --yes {who}")
-    run(f"token-topic forget --topic tokens --yes {who}")
+    run(f"token-topic restore tokens {who} --checkpoint checkpoint --yes")
+    run(f"token-topic forget tokens {who} --yes")
     sinks(session, broker, tmp_path, found["kafka"]["cluster_id"])
 
     session.say("### Others")
@@ -297,8 +296,8 @@ def sinks(session: Session, broker: str, folder: Path, cluster_id: str) -> None:
         f"sinks=warehouse\nsink.warehouse.type=memory\nsink.warehouse.system={system}\n"
     )
     session.run("sinks list --options sink.properties", ExitCode.NEEDS_A_PERSON)
-    session.run(f"sinks commit --options sink.properties --sink warehouse --id {ids[0]} --yes")
-    session.run(f"sinks abort --options sink.properties --sink warehouse --id {ids[1]} --yes")
+    session.run(f"sinks commit {ids[0]} --options sink.properties --yes")
+    session.run(f"sinks abort {ids[1]} --options sink.properties --yes")
     session.run("sinks list --options sink.properties")
 
 

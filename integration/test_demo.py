@@ -42,7 +42,7 @@ def test_the_demo_finds_every_event_exactly_once(broker: str, tmp_path: Path) ->
                 "--kills",  # random kills, in addition to the two at exact failpoints
                 "0",
             ),
-            *("--bootstrap", broker, "--output", str(tmp_path)),
+            *("--bootstrap-servers", broker, "--output", str(tmp_path)),
         ],
         capture_output=True,
         text=True,

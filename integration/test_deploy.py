@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,9 +25,9 @@ SECONDS = 240.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def program(page: str) -> str:
-    """Returns the only Python block of a deployment page."""
-    (block,) = (each for each in blocks(ROOT / "docs" / f"{page}.md") if each.language == "python")
+def program(page: str, language: str = "python") -> str:
+    """Returns the only block of a deployment page in a language."""
+    (block,) = (each for each in blocks(ROOT / "docs" / f"{page}.md") if each.language == language)
     assert block.mark is not None
     assert block.mark.detail == f"integration/{Path(__file__).name}"
     return block.code
@@ -100,8 +101,47 @@ def test_spark_submit(
         await_values(broker, topics[1], log)
 
 
+#: A program of a client that aggregates in Spark's words, and is refused a watermark.
+WORDS = """
+from pyspark.sql import SparkSession, functions as F
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.state import CHANGELOG, aggregate
+
+spark = SparkSession.builder.remote("sc://127.0.0.1:15002").getOrCreate()
+kafka = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+rows = (
+    spark.readStream.format("kafka-eos")
+    .options(**kafka, subscribe="flights", startingOffsets="earliest")
+    .load()
+    .selectExpr("'all' AS k", "CAST(CAST(value AS STRING) AS INT) AS n", "timestamp")
+)
+words = {"odd": F.count_if(rows["n"] % 2 == 1), "n": "count(*)", "twice": F.sum(F.col("n") * 2)}
+own = {**kafka, "application.id": "words", "state.dir": "/data/state"}
+try:
+    aggregate(rows.withWatermark("timestamp", "1 minute").groupBy("k"), words, options=own)
+except InvalidOptionError as error:
+    assert "grace='1 minute'" in str(error), error
+else:
+    raise SystemExit("a watermark was accepted")
+counted = aggregate(rows.groupBy("k"), words, options=own, shards=1)
+query = (
+    counted.selectExpr("k AS key", "to_json(struct(odd, n, twice)) AS value", CHANGELOG)
+    .writeStream.format("kafka-eos").trigger(availableNow=True)
+    .options(**kafka, **{"application.id": "words"}, topic="delays", checkpointLocation="/data/words")
+    .start()
+)
+query.awaitTermination()
+written = spark.read.format("kafka-eos").options(**kafka, subscribe="delays").load().orderBy("offset")
+print("These are the totals:" + written.selectExpr("CAST(value AS STRING) AS v").collect()[-1].v, flush=True)
+"""
+
+
 def test_spark_connect(
-    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: str,
+    topics: tuple[str, str],
+    topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyspark", minversion="4.1")
     pytest.importorskip("grpc")
@@ -121,3 +161,44 @@ def test_spark_connect(
         )
         with running([sys.executable, str(client)], tmp_path) as log:
             await_values(broker, topics[1], log)
+        words = tmp_path / "words.py"
+        words.write_text(adapted(WORDS, broker, (topics[0], topic()), tmp_path).replace("15002", str(port)))
+        with running([sys.executable, str(words)], tmp_path) as log:
+            done = "These are the totals:"
+            await_condition(lambda: done in log.read_text(errors="replace"), SECONDS, "the totals are there")
+        totals = log.read_text(errors="replace").partition(done)[2]
+        assert json.loads(totals.splitlines()[0]) == {"odd": 50, "n": 100, "twice": 2 * sum(range(100))}
+
+
+@pytest.mark.fault("T460", "the driver of a declarative pipeline is killed", "after Kafka committed a batch")
+def test_pipelines(
+    broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table reads Kafka and a sink writes it: killed once, run again, then run with new records."""
+    pytest.importorskip("pyspark.pipelines")
+    pytest.importorskip("grpc")
+    pytest.importorskip("yaml")
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    (tmp_path / "spark-pipeline.yml").write_text(
+        adapted(program("deploy-pipelines", "yaml"), broker, topics, tmp_path)
+    )
+    (tmp_path / "transformations").mkdir()
+    (tmp_path / "transformations" / "flights.py").write_text(
+        adapted(program("deploy-pipelines"), broker, topics, tmp_path)
+    )
+    killed = tmp_path / "killed"
+    run = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"]
+
+    with running(run, tmp_path, KAFKA_EOS_FAILPOINTS=f"commit.after_commit=kill@{killed}") as log:
+        await_condition(killed.exists, SECONDS, "the driver is killed")
+    assert len(read_back(broker, topics[1])) == len(VALUES), "Kafka holds the batch, Spark's log does not"
+    with running(run, tmp_path) as log:
+        await_condition(lambda: "Run is COMPLETED" in log.read_text(errors="replace"), SECONDS, "it has run")
+    await_values(broker, topics[1], log)
+    more = [f"{number:03d}" for number in range(len(VALUES), 150)]
+    produce(broker, topics[0], more, keys=more)
+    with running(run, tmp_path) as log:
+        await_condition(lambda: "Run is COMPLETED" in log.read_text(errors="replace"), SECONDS, "it has run")
+    found = [(record.value or b"").decode() for record in read_back(broker, topics[1])]
+    assert sorted(found) == [*VALUES, *more]

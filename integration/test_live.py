@@ -75,7 +75,7 @@ def test_figures_are_those_of_the_query(
 
     query.forget_commit(shown["batches"][-1]["batch_id"])
     query.run(query.frame(), **options)
-    again = top("--application-id", query.application_id)
+    again = top(query.application_id)
     assert (again["totals"]["skipped"], again["totals"].get("records", 0)) == (1, 0)
     assert again["run_id"] != shown["run_id"]
 
@@ -86,12 +86,12 @@ def test_figures_of_a_running_query_reach_last_progress(
     """What Spark Connect passes on: the offsets are where they were, and there is one more key."""
     pytest.importorskip("pyspark.sql.streaming.datasource")
     query = Query(spark, broker, topic(1), topic(1), checkpoint)
-    named = ["--application-id", f"app-{query.sink}"]
+    named = [f"app-{query.sink}"]
     running = (
         query.frame()
         .selectExpr("key", "value")
         .writeStream.format("kafka-eos")
-        .options(**{"kafka.bootstrap.servers": broker, "topic": query.sink, "application.id": named[1]})
+        .options(**{"kafka.bootstrap.servers": broker, "topic": query.sink, "application.id": named[0]})
         .option("checkpointLocation", checkpoint)
         .start()
     )
@@ -183,8 +183,8 @@ def test_a_commit_that_waits_says_for_what_and_recovers(
         produce(kafka.bootstrap_servers, source, rows(0, 300))
         once = tmp_path / "once"
         plan = without_spark(spec(kafka.bootstrap_servers, source, sink, checkpoint, 100))
-        name = ["--application-id", f"live-{os.getpid()}-{tmp_path.name}"]
-        plan["sink"]["application.id"] = name[1]
+        name = [f"live-{os.getpid()}-{tmp_path.name}"]
+        plan["sink"]["application.id"] = name[0]
         running = driver(plan, f"commit.before_commit=stop@{once}", module=LOOP)
         await_condition(once.exists, SECONDS, "the driver is inside its transaction")
         kafka.kill_node(1)

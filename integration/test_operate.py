@@ -122,7 +122,7 @@ def test_fence_ends_the_open_transaction_of_a_dead_driver(query: Query, broker: 
         return kafka["pending"], sink["transaction_since"]
 
     assert group_offsets() == (True, before)
-    who = ["--application-id", query.application_id, "--bootstrap-servers", broker]
+    who = [query.application_id, "--bootstrap-servers", broker]
     assert "an unfinished transaction is about to change it" in run("fence", *who).output
     assert group_offsets() == (True, before), "a dry run fences nobody"
     assert tools.transactions(broker)[query.application_id] == "Ongoing", (
@@ -140,9 +140,7 @@ def test_fence_ends_the_open_transaction_of_a_dead_driver(query: Query, broker: 
 def test_a_running_query_continues_after_a_fence(query: Query, broker: str) -> None:
     for batch_id in range(2):
         query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
-        fenced = run(
-            "fence", "--application-id", query.application_id, "--bootstrap-servers", broker, "--yes"
-        )
+        fenced = run("fence", query.application_id, "--bootstrap-servers", broker, "--yes")
         assert "Fenced." in fenced.output
     query.run(2, 40, 60)
     assert query.written() == rows(0, 60)
@@ -155,7 +153,7 @@ def test_adopt_lets_a_new_checkpoint_continue_an_application_id(
     for batch_id in range(3):
         query.run(batch_id, 20 * batch_id, 20 * batch_id + 20)
     new = Query(broker, query.source, query.sink, tmp_path / "new", query.application_id)
-    guide = command("adopt", new, "--application-id", new.application_id)
+    guide = command("adopt", new, new.application_id)
     assert guide.exit_code == 0
     assert ".option('startingOffsets', 'group')" in guide.output
     assert ".option('onForeignQuery', 'adopt')" in guide.output
@@ -164,7 +162,7 @@ def test_adopt_lets_a_new_checkpoint_continue_an_application_id(
     new.plan(0, start=60)
     with pytest.raises(ForeignQueryError):
         new.commit(0, rows(60, 80), restarted=True)
-    named = "--application-id", new.application_id
+    named = [new.application_id]
     assert "With --yes" in command("adopt", new, *named).output
     assert command("inspect", new, *named).exit_code == 3, "a dry run hands nothing over"
     assert "Start the query" in command("adopt", new, *named, "--yes").output
@@ -208,7 +206,7 @@ def test_a_properties_file_of_kafkas_tools_is_accepted(
         "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\\n"
         f'    username="admin" password="{PASSWORDS["admin"]}";\n'
     )
-    who = ["--application-id", "nobody", "--bootstrap-servers", secured_cluster.bootstrap_servers]
+    who = ["nobody", "--bootstrap-servers", secured_cluster.bootstrap_servers]
     found = run("inspect", *who, "--kafka-properties", str(file))
     assert found.exit_code == 0, found.output
     assert "Kafka holds no token" in found.output

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from integration.support.kafka import produce, read_back, values
 from kafka_eos_source.state import CHANGELOG, aggregate
-from kafka_eos_source.state.vector import count
+from kafka_eos_source.state import aggregates as agg
 
 OTHER = 61_002
 ROWS = 60
@@ -38,7 +38,7 @@ def test_t385_a_query_names_the_folders_of_another_user_and_uses_none(
     rows = spark.readStream.format("kafka-eos").options(**options, subscribe=source)
     counted = aggregate(
         rows.option("startingOffsets", "earliest").load().groupBy("key"),
-        {"n": count()},
+        {"n": agg.count()},
         options={**options, "state.dir": str(hostile["state"])},
         shards=2,
     )

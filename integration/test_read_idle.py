@@ -31,8 +31,9 @@ from kafka_eos_source.state import (
     CHANGELOG,
     aggregate,
     transform,
+    tumbling,
 )
-from kafka_eos_source.state.vector import count, tumbling
+from kafka_eos_source.state import aggregates as agg
 
 SHARDS = 2
 SECONDS = 120
@@ -330,7 +331,7 @@ def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
     rows = idle.frame().selectExpr("CAST(key AS STRING) AS k", "timestamp AS at")
     frame = aggregate(
         rows.groupBy("k"),
-        {"n": count()},
+        {"n": agg.count()},
         options=idle.state_options(),
         shards=SHARDS,
         window=tumbling("10 seconds", on="at"),

@@ -293,7 +293,7 @@ def test_by_default_a_bad_record_fails_the_query_and_is_named(world: World) -> N
     value = from_registry("value", world.spec["registry"], topic=world.query.source)
     frame = world.query.frame().select(value.alias("flight")).selectExpr("flight.carrier AS value")
     query = world.start(frame, availableNow=True)
-    place = f"of topic {world.query.source} of partition 0 of offset 1"
+    place = f"of topic {world.query.source}, partition 0, offset 1"
     with pytest.raises(PySparkException, match=rf"INVALID_RECORD\] the record {place} cannot be decoded"):
         query.awaitTermination(SECONDS)
     assert read_back(world.broker, world.query.sink) == []

@@ -348,12 +348,12 @@ class Complete:
         forget_connections()
         query = self.state if name == "state restore" else self.plain
         at = ["--kafka-properties", str(_properties_file(query, self.folder, "person"))]
-        who = ["--application-id", query.names["app"]]
+        who = [query.names["app"]]
         if name == "adopt":  # the token is lost
             with contextlib.suppress(KafkaException):
                 query.cluster.admin.delete_group(query.names["group"])
             login = str(_properties_file(query, self.folder, "admin"))
-            forget = ["token-topic", "forget", "--topic", query.names["tokens"], *who, "--yes"]
+            forget = ["token-topic", "forget", query.names["tokens"], *who, "--yes"]
             forgotten = invoke(*forget, "--kafka-properties", login)
             assert forgotten.exit_code == ExitCode.DONE, forgotten.output
         self.machines += 1
@@ -365,7 +365,7 @@ class Complete:
             "fence": [*who, "--yes"],
             "adopt": [*checkpoint, "--not-committed", "--yes", "--json"],
             "state restore": [*who, *restored, "--yes"],
-            "token-topic show": ["--topic", query.names["tokens"]],
+            "token-topic show": [query.names["tokens"]],
         }.get(name, [topic])
         return invoke(*name.split(), *own, *at)
 
@@ -450,9 +450,11 @@ def test_the_command_prints_the_rights_that_these_tests_grant(complete: Complete
     own += ["--operator-principal", "User:operator"]
     dead = ["--dead-letter-topic", query.names["dead"]] if which == "plain" else []
     store = ["--store", "counts"] if which == "state" else []
-    given = invoke("acls", query.checkpoint, *own, *dead, *store, "--topic", query.names["out"])
+    given = invoke(
+        "acls", "--checkpoint", query.checkpoint, *own, *dead, *store, "--topic", query.names["out"]
+    )
     login = ["--kafka-properties", str(_properties_file(query, complete.folder, "admin"))]
-    looked_up = json.loads(invoke("acls", query.checkpoint, *own, *dead, *login).output)
+    looked_up = json.loads(invoke("acls", "--checkpoint", query.checkpoint, *own, *dead, *login).output)
     assert looked_up == {**json.loads(given.output), "looked_up": True}
     printed = {
         (f"User:{user}", operation, query.names.get(name, name))
@@ -798,7 +800,7 @@ def _properties_file(query: Query, folder: Path, user: str) -> Path:
 def doctor(query: Query, folder: Path, user: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Runs ``kafka-eos doctor`` with a user's login, and returns its exit code and findings."""
     file = _properties_file(query, folder, user)
-    names = ["--application-id", query.names["app"], "--source-topic", query.names["in"]]
+    names = [query.names["app"], "--source-topic", query.names["in"]]
     command = ["doctor", "--kafka-properties", str(file), *names, "--topic", query.names["out"], "--json"]
     result = CliRunner().invoke(main, [*command, *arguments])
     assert not any(secret in result.output for secret in SECRETS)

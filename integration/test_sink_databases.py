@@ -13,6 +13,7 @@ import pytest
 from integration.support.databases import MariaDb, Postgres, PostgresAlone, Server
 from integration.support.processes import await_condition
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable
 from kafka_eos_source.testing.sinks import ROWS, SinkConformance, System, deadline, new_txn, opened, stage
 
@@ -31,12 +32,11 @@ class _OnServer(SinkConformance):
 
     @pytest.fixture
     def system(self, server: Server, tmp_path: Path) -> System:
-        from kafka_eos_source.sinks.sql import SqlSink
 
         table = server.new_table()
         more = {"mode": "upsert", "keys": ("id",)} if self.upserts else {}
         return System(
-            sink=lambda: SqlSink(server.url, table, **more),  # type: ignore[arg-type]
+            sink=lambda: constructors.sql(server.url, table, **more).build(),  # type: ignore[arg-type]
             visible=lambda: server.rows(table),
             store=str(tmp_path / "store"),
         )
@@ -140,7 +140,7 @@ class TestMariaDb(_OnServer):
             table = _table_of(system)
             server.run(f"CREATE TABLE {table} (id BIGINT, name TEXT, amount DOUBLE) ENGINE = MyISAM")
             with pytest.raises(InvalidSchemaError, match="MyISAM, which has no transactions"):
-                sink.check(ROWS.schema, deadline())
+                sink.make_ready(ROWS.schema, deadline())
 
 
 def _is_committing(server: Server) -> bool:
@@ -179,13 +179,14 @@ def _table_of(system: System) -> str:
 
 def check_two_phase_never_resolves_prepared_transactions(server: Server, folder: Path, end: str) -> None:
     """The batch that was prepared in the database is listed and ended, and its locks block no later batch."""
-    from kafka_eos_source.sinks.sql import SqlSink
 
     table = server.new_table()
 
     def system(two_phase: str) -> System:
         return System(
-            sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",), two_phase=two_phase),
+            sink=lambda: constructors.sql(
+                server.url, table, mode="upsert", keys=("id",), two_phase=two_phase
+            ).build(),
             visible=lambda: server.rows(table),
             store=str(folder / "store"),
         )
@@ -208,7 +209,6 @@ def check_two_phase_never_resolves_prepared_transactions(server: Server, folder:
 
 def check_a_key_of_zero_stays_zero(server: Server, folder: Path, creates: str) -> None:
     """MariaDB must not number rows by itself, also where the server is not strict about values."""
-    from kafka_eos_source.sinks.sql import SqlSink
 
     table = server.new_table()
     if creates == "user":
@@ -218,7 +218,7 @@ def check_a_key_of_zero_stays_zero(server: Server, folder: Path, creates: str) -
         )
     rows = pa.table({"id": pa.array([0, 1], pa.int64()), "name": ["a", "b"]})
     system = System(
-        sink=lambda: SqlSink(server.url, table, mode="upsert", keys=("id",)),
+        sink=lambda: constructors.sql(server.url, table, mode="upsert", keys=("id",)).build(),
         visible=lambda: server.rows(table),
         store=str(folder / "store"),
     )
@@ -237,7 +237,6 @@ def check_a_key_of_zero_stays_zero(server: Server, folder: Path, creates: str) -
 
 
 def check_the_last_row_wins(server: Server, folder: Path, kind: str, url: str | None = None) -> None:
-    from kafka_eos_source.sinks.sql import SqlSink
 
     table = server.new_table()
     server.run(
@@ -249,12 +248,12 @@ def check_the_last_row_wins(server: Server, folder: Path, kind: str, url: str | 
     names = ["a", "b", "a  ", "c"] if kind.startswith("char") else ["a", "b", "A", "c"]
     rows = pa.table({"name": names, "n": range(len(names))})
     system = System(
-        sink=lambda: SqlSink(url or server.url, table, mode="upsert", keys=("name",)),
+        sink=lambda: constructors.sql(url or server.url, table, mode="upsert", keys=("name",)).build(),
         visible=lambda: server.rows(table),
         store=str(folder / "store"),
     )
     with opened(system) as sink:
-        sink.check(rows.schema, deadline())
+        sink.make_ready(rows.schema, deadline())
         txn = new_txn()
         assert sink.prepare(txn, stage(sink, rows, tasks=1), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK

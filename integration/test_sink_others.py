@@ -13,8 +13,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source.sinks import with_two_phase_sinks
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+from kafka_eos_source import custom, sink_options
+from kafka_eos_source.sinks import constructors
+from kafka_eos_source.sinks.filesystem import committed_files
 
 pytest.importorskip("sqlalchemy")
 
@@ -118,7 +119,8 @@ def test_a_query_without_an_output_topic_and_with_a_sink_as_an_object(
     frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
     frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
     writer = frame.selectExpr("CAST(value AS STRING) AS text", "offset").writeStream.format("kafka-eos")
-    writer = with_two_phase_sinks(writer, {"archive": FilesystemSink(str(tmp_path / "archive"), "json")})
+    archive = constructors.files(str(tmp_path / "archive"), format="json").build()
+    writer = writer.options(**sink_options({"archive": custom(archive)}))
     options = {"kafka.bootstrap.servers": broker, "checkpointLocation": checkpoint}
     for _ in range(2):
         writer.options(**options).trigger(availableNow=True).start().awaitTermination()

@@ -9,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3_uploads import MIN_PART_BYTES, Service, client
@@ -57,7 +58,7 @@ class Store:
 
     def sink(self, **options: Any) -> S3Sink:
         given = {"endpoint": self.url, "region": REGION, "path_style": True, **options}
-        return S3Sink(self.path, **given)
+        return cast(S3Sink, constructors.s3(self.path, **given).build())
 
     def all_keys(self) -> list[str]:
         """Returns the keys of objects under the path. S3Proxy keeps parts as hidden objects elsewhere."""
@@ -148,7 +149,7 @@ def test_objects_are_named_after_the_batch_and_listed_in_its_manifest(store: Sto
     txn = new_txn(50)
     system = System(lambda: store.sink(format=kind), store.visible)
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         assert sink.prepare(txn, stage(sink, ROWS, 42), deadline()) == OK
         assert [key for key in store.all_keys() if "batch=" in key] == [], (
             "before the commit there is no object"
@@ -422,11 +423,14 @@ def test_an_unreachable_store_is_retried_and_a_missing_bucket_is_an_error(store:
     with opened(gone) as sink, pytest.raises(SinkRetryableError, match=r"127\.0\.0\.1:9"):
         sink.recover(deadline())
     no_bucket = System(
-        lambda: S3Sink("s3://no-such-bucket/x", endpoint=store.url, region=REGION, path_style=True), list
+        lambda: constructors.s3(
+            "s3://no-such-bucket/x", endpoint=store.url, region=REGION, path_style=True
+        ).build(),
+        list,
     )
     with opened(no_bucket) as sink:
         with pytest.raises(SinkFailedError, match="NoSuchBucket") as error:
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert "create the bucket" in error.value.fix
     with opened(System(store.sink, store.visible)) as sink:
         assert isinstance(sink.commit(new_txn(), deadline()), Fatal)

@@ -278,15 +278,24 @@ def test_a_rolled_back_checkpoint_skips_batches_that_kafka_holds(
 
 
 def test_the_checkpoint_must_be_an_option(query: Query, broker: str, tmp_path: Path) -> None:
+    """A query that relied on the session's setting continues in the folder that the fix names."""
     produce(broker, query.source, rows(0, 5))
-    query.spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+    setting = "spark.sql.streaming.checkpointLocation"
+    query.spark.conf.set(setting, str(tmp_path))
     try:
         writer = query.frame().writeStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
-        with pytest.raises(PySparkException, match="option 'checkpointLocation' is not set on the sink"):
-            writer.option("topic", query.sink).trigger(availableNow=True).start().awaitTermination(60)
+        writer = writer.option("topic", query.sink).queryName("named").trigger(availableNow=True)
+        with pytest.raises(
+            PySparkException, match="option 'checkpointLocation' is not set on the sink"
+        ) as no:
+            writer.start().awaitTermination(60)
+        assert f"spark.conf.get('{setting}') + '/named'" in str(no.value)
+        assert read_back(broker, query.sink, committed=False) == []
+        assert (tmp_path / "named" / "offsets" / "0").exists(), "Spark has planned the batch there"
+        writer.option("checkpointLocation", f"{tmp_path}/named").start().awaitTermination(60)
     finally:
-        query.spark.conf.unset("spark.sql.streaming.checkpointLocation")
-    assert read_back(broker, query.sink, committed=False) == []
+        query.spark.conf.unset(setting)
+    assert values(read_back(broker, query.sink)) == rows(0, 5)
 
 
 @pytest.fixture(scope="module")

@@ -13,23 +13,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from integration.support.kafka import Admin, produce, read_back
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.state import (
     CHANGELOG,
+    KeyedBatch,
     aggregate,
     apply,
     deduplicate,
     transform,
+    tumbling,
 )
-from kafka_eos_source.state.vector import KeyedBatch, count, latest, max_, tumbling
-from kafka_eos_source.state.vector.declarations import Window
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.vector.windows import Window
 
 ROWS, KEYS = 300, 7
 #: Whether this PySpark supports read limits (4.2 and later).
@@ -161,10 +164,15 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
     """A deduplication followed by a count commits both operators' state in one transaction."""
     produce(stage.broker, stage.source, [f"v{row}" for row in range(50)], keys=["again"] * 50)
     first = deduplicate(stage.rows(), key="v", options=stage.options(), shards=2)
-    second = aggregate(first.groupBy("k"), {"n": count()}, options=stage.options(), shards=3)
-    stage.run(second.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
-    counted = {key: int(values[-1]) for key, values in stage.results().items()}
-    assert sum(counted.values()) == ROWS, "each value once, under whichever key came first"
+    words = {
+        "n": sf.count("*"),
+        "size": sf.sum(sf.length("v")),
+    }  # computed beside the changelog column
+    second = aggregate(first.groupBy("k"), words, options=stage.options(), shards=3)
+    stage.run(second.selectExpr("k AS key", "to_json(struct(n, size)) AS value", CHANGELOG))
+    counted = [json.loads(values[-1]) for values in stage.results().values()]
+    assert sum(each["n"] for each in counted) == ROWS, "each value once, under whichever key came first"
+    assert sum(each["size"] for each in counted) == sum(len(f"v{row}") for row in range(ROWS))
     topics = {topic for topic, _ in admin.group(group_of(stage.application))}
     assert {
         f"{stage.application}-duplicates-changelog",
@@ -202,15 +210,79 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     produce(stage.broker, stage.source, ["x"] * len(keys), keys=keys)
     stage.wanted.update(keys)
     rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
-    frame = aggregate(rows.groupBy("k"), {"n": count()}, options=stage.options(), shards=2)
+    frame = aggregate(rows.groupBy("k"), {"n": agg.count()}, options=stage.options(), shards=2)
     stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
     assert all(values == sorted(set(values)) for values in counted.values()), "the counts of a key must grow"
 
 
+@pytest.mark.core
+def test_aggregates_in_sparks_words_have_the_results_of_spark(stage: Stage) -> None:
+    """One query with each function, compared with Spark's own batch aggregation of the same records."""
+    columns = ["CAST(substr(CAST(value AS STRING), 2) AS INT) AS n"]
+
+    def prepared(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("third", sf.when(sf.col("n") % 3 > 0, sf.col("n") % 3))
+
+    rows = prepared(stage.rows(columns))
+    n, third = sf.col("n"), rows["third"]
+    words = {
+        "rows": sf.count("*"),
+        "thirds": sf.count(third),
+        "distinct": sf.count_distinct("third"),
+        "pairs": sf.count_distinct("third", n % 2),
+        "even": sf.count_if(n % 2 == 0),
+        "total": sf.sum("n"),
+        "twice": sf.sum(n * 2),
+        "decimal": sf.sum(n.cast("decimal(9, 2)") / 3),
+        "mean": sf.avg("n"),
+        "least": sf.min("n"),
+        "most": sf.max("v"),
+        "first": sf.first("third"),
+        "first_known": sf.first("third", ignorenulls=True),
+        "last": sf.last("v"),
+        "any": sf.any_value("v"),
+        "of_most": sf.max_by("v", "n"),
+        "of_least": sf.min_by(sf.upper("v"), -n),
+        "stddev": sf.stddev("n"),
+        "var_pop": sf.var_pop(n / 7),
+        "about": sf.approx_count_distinct("third", 0.01),
+        "set": sf.collect_set("third"),
+        "list": sf.collect_list("n"),
+        "all": sf.bool_and(n >= 0),
+        "some": sf.some(n > 1000),
+        "median": sf.percentile_approx("n", 0.5),
+        "shares": sf.percentile_approx("n", [0.1, 0.9], 1000),
+    }
+    texts = {"t_rows": "count", "t_total": "sum(n)", "t_pairs": "count(DISTINCT third, v)"}
+    in_spark = {**texts, "t_rows": "count(*)"}
+    results = [*words, *texts]
+    value = f"to_json(struct({', '.join(f'`{name}`' for name in results)})) AS value"
+    with pytest.raises(InvalidSchemaError, match="UNSUPPORTED_GENERATOR"):  # it would multiply the rows
+        aggregate(rows.groupBy("k"), {"n": sf.max(sf.explode(sf.array(n, n)))}, options=stage.options())
+    frame = aggregate(rows.groupBy("k"), {**words, **texts}, options=stage.options(), shards=2)
+    assert [*frame.columns] == ["k", *results, CHANGELOG]
+    stage.run(frame.selectExpr("k AS key", value, CHANGELOG))
+
+    read = {"kafka.bootstrap.servers": stage.broker, "subscribe": stage.source}
+    batch = stage.spark.read.format("kafka-eos").options(**read).load()
+    rows = prepared(batch.selectExpr("CAST(key AS STRING) AS k", "CAST(value AS STRING) AS v", *columns))
+    expected = rows.groupBy("k").agg(
+        *(column.alias(name) for name, column in {**words, "thirds": sf.count("third")}.items()),
+        *(sf.expr(text).alias(name) for name, text in in_spark.items()),
+    )
+    types = {name: kind for name, kind in expected.dtypes if name != "k"}
+    assert {name: kind for name, kind in frame.dtypes if name in types} == types
+    for key, text in expected.selectExpr("k", value).collect():
+        found, wanted = json.loads(stage.results()[key][-1]), json.loads(text)
+        found["set"], wanted["set"] = sorted(found["set"]), sorted(wanted["set"])
+        assert found == {
+            name: pytest.approx(each) if isinstance(each, float) else each for name, each in wanted.items()
+        }
+
+
 WINDOW = tumbling("1 hour", on="at", grace="1 hour")
-AGGREGATES = {"n": count(), "last": latest("v", by="offset"), "longest": max_("v")}
 
 
 @pytest.mark.core
@@ -225,7 +297,7 @@ def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
     def run(combine: Any) -> StreamingQuery:
         frame = aggregate(
             rows.select("v", "at", "k", "offset").groupBy("k"),
-            AGGREGATES,
+            {"n": sf.count("*"), "last": agg.last("v", by="offset"), "longest": sf.max(rows["v"])},
             options=stage.options(),
             shards=2,
             window=window,

@@ -21,13 +21,14 @@ from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
 from kafka_eos_source.state import (
     CHANGELOG,
+    KeyedBatch,
     aggregate,
     apply,
     transform,
 )
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import KeyedBatch, count
 
 PARTITIONS, ROWS, KEYS, SECONDS = 3, 300, 7, 120
 
@@ -66,7 +67,7 @@ class Counted:
 
     def counts(self, shards: Shards = "partitions", **more: str) -> DataFrame:
         frame = aggregate(
-            self.rows(**more).groupBy("k"), {"n": count()}, options=self.options(), shards=shards
+            self.rows(**more).groupBy("k"), {"n": agg.count()}, options=self.options(), shards=shards
         )
         return frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)
 
@@ -306,7 +307,9 @@ def test_t212_counts_stay_exact_although_processes_are_killed_between_shards(
 def test_arguments_that_cannot_work_are_refused_on_the_driver(counted: Counted, topic: Any) -> None:
     def refused(error: type[Exception], match: str, frame: DataFrame, key: str, **more: Any) -> None:
         with pytest.raises(error, match=match):
-            aggregate(frame, {"n": count()}, options=counted.options(), key=key, shards="partitions", **more)
+            aggregate(
+                frame, {"n": agg.count()}, options=counted.options(), key=key, shards="partitions", **more
+            )
 
     refused(InvalidSchemaError, "groups by v; expected the column 'key'", counted.rows(), "v")
     derived = counted.rows().selectExpr("upper(k) AS k")

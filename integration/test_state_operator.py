@@ -213,7 +213,7 @@ def test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_
     assert _counts(with_snapshots) == case.wanted
     with pytest.raises(StateLostError, match="begins at offset"):  # only the snapshots have these keys
         _counts(replace(with_snapshots, snapshot_location=None))
-    words = ["--application-id", case.application, "--store", "counts", "--bootstrap-servers", broker]
+    words = [case.application, "--store", "counts", "--bootstrap-servers", broker]
     words += ["--state-dir", str(tmp_path / "restored"), "--snapshot-location", str(shared), "--yes"]
     restored = CliRunner().invoke(main, ["state", "restore", *words])
     assert restored.exit_code == 0, restored.output

@@ -24,17 +24,18 @@ from pyspark.sql.streaming import StreamingQuery
 
 from integration.support.kafka import TIMEOUT_SECONDS, Admin, await_stable, read_back, transaction
 from integration.support.rescaling import killed_at
+from kafka_eos_source import watch_state
 from kafka_eos_source.cli import main
 from kafka_eos_source.commit.micro_batch import KafkaClients
 from kafka_eos_source.errors import NotUpToBoundError, StateMismatchError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.layout import hash_columns, shards_of
 from kafka_eos_source.state.operator.transform import aggregate
 from kafka_eos_source.state.reading import live
-from kafka_eos_source.state.reading.live import watch_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import Aggregate, count, max_
 
 _ROWS = 2_000
 _SEED = 20_261_121
@@ -133,7 +134,7 @@ class Pages:
         self.state_dir = str(folder / "state")
         self.checkpoint = str(folder / "checkpoint")
         self.wanted: Counter[str] = Counter()
-        self.aggregates: dict[str, Aggregate] = {"views": count()}
+        self.aggregates: dict[str, Aggregate] = {"views": agg.count()}
 
     @property
     def connection(self) -> dict[str, str]:
@@ -283,7 +284,7 @@ def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
     kafka = pages.connection
     with pages.query_state(kafka=kafka) as state:
         assert state.get("home") == {"views": 2}
-        pages.aggregates = {"last": max_("page"), "views": count()}
+        pages.aggregates = {"last": agg.max("page"), "views": agg.count()}
         pages.feed(["home", "help"])
         pages.run()
         wanted = {
@@ -296,7 +297,7 @@ def test_state_is_read_before_and_after_its_query_changed(pages: Pages) -> None:
     found = {row.key.page: row.value.asDict() for row in pages.frame("changelog").collect()}
     assert found == wanted
     assert json.loads(command(pages, "get", "cart", "--json").output)["value"] == wanted["cart"]
-    pages.aggregates = {"views": max_("page")}
+    pages.aggregates = {"views": agg.max("page")}
     pages.feed(["cart"])
     with pytest.raises(StreamingQueryException, match=r"'views' was count\(\).*is now max\(page\)"):
         pages.run()
@@ -317,7 +318,7 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
     notebook = Notebook()
     monkeypatch.setattr(live, "notebook_display", lambda: notebook)
     where = {"kafka": pages.connection, "state_dir": pages.state_dir}
-    table = watch_state(pages.application, STORE, **where, query=query, interval=0.1)  # type: ignore[arg-type]
+    table = watch_state(query, STORE, 0.1, **where)  # type: ignore[arg-type]
     assert table is not None
     try:
         seen: list[int] = []
@@ -368,7 +369,7 @@ def test_lookups_while_the_query_runs_show_one_batch_each(
 
 def words_of(pages: Pages, *words: object) -> list[str]:
     """Runs ``kafka-eos state …`` for the query's store."""
-    named = ["--application-id", pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
+    named = [pages.application, "--store", STORE, "--bootstrap-servers", pages.broker]
     return ["state", *map(str, words), *named]
 
 
@@ -457,7 +458,7 @@ def test_a_killed_rescale_continues_to_more_and_to_fewer_shards(
         assert {row["key"]["page"]: row["value"]["views"] for row in state.all()} == dict(pages.wanted)
     shown = json.loads(command(pages, "get", "page-0", "--json").output)
     assert shown["value"] == {"views": pages.wanted["page-0"]}
-    listed = json.loads(command(pages, "ls", "--state-dir", pages.state_dir, "--json").output)
+    listed = json.loads(command(pages, "list", "--state-dir", pages.state_dir, "--json").output)
     assert {each["batch"] for each in listed["changelogs"]} == {2}
     written = read_back(pages.broker, pages.sink)
     assert len(written) == 200 + 70 + 200, "a row for each page of each batch"

@@ -140,7 +140,7 @@ def test_the_timeout_names_the_application_whose_transaction_is_open(tokens: Tok
         tokens.last(name, 6.0)  # the time includes the answers of the brokers, also of slow ones
     owner = f"transaction of application.id='{name}-other' holds partition {tokens.topic.name}-0"
     assert owner in caught.value.message
-    assert f"kafka-eos fence --application-id {name}-other --yes" in caught.value.fix
+    assert f"kafka-eos fence {name}-other --yes" in caught.value.fix
     other.abort_transaction(60)
     assert tokens.last(name) == record(tokens.topic, name, 2)
 
@@ -200,13 +200,11 @@ def run(*arguments: str) -> Result:
 
 def test_the_commands_create_show_and_forget_records(broker: str, admin: Admin, name: str) -> None:
     topic = f"tokens-{uuid.uuid4().hex[:8]}"
-    which = ("--topic", topic, "--bootstrap-servers", broker)
+    which = (topic, "--bootstrap-servers", broker)
     assert "does not exist" in run("describe", *which).output
-    assert "With --yes: the command creates topic" in run("create", *which).output
-    assert topic not in admin.client.list_topics(timeout=60).topics
-    created = run("create", *which, "--yes", "--partitions", "2", "--min-insync-replicas", "1")
+    created = run("create", *which, "--partitions", "2", "--min-insync-replicas", "1")
     assert (created.exit_code, "Created topic" in created.output) == (0, True)
-    assert "was not changed" in run("create", *which, "--yes").output
+    assert "was not changed" in run("create", *which).output
     assert "holds no record" in run("show", *which).output
 
     tokens = Tokens(broker)
@@ -219,19 +217,16 @@ def test_the_commands_create_show_and_forget_records(broker: str, admin: Admin, 
     shown = run("show", *which).output
     assert name in shown
     assert "1970-01-01 00:00:00 UTC" in shown
-    found: list[dict[str, Any]] = json.loads(run("show", *which, "--application-id", name, "--json").output)
+    found: list[dict[str, Any]] = json.loads(run("show", *which, name, "--json").output)
     assert [(each["application_id"], each["token"]["seq"]) for each in found] == [(name, 4)]
     assert found[0]["offsets"] == {"in-0": 40, "out-0": 4}
 
-    assert (
-        "With --yes: the command deletes this record"
-        in run("forget", *which, "--application-id", name).output
-    )
+    assert "With --yes: the command deletes this record" in run("forget", *which, name).output
     assert tokens.last(name) is not None
-    assert "Deleted." in run("forget", *which, "--application-id", name, "--yes").output
+    assert "Deleted." in run("forget", *which, name, "--yes").output
     assert tokens.last(name) is None
     assert tokens.last("b") is not None
-    assert "holds no record" in run("forget", *which, "--application-id", name, "--yes").output
+    assert "holds no record" in run("forget", *which, name, "--yes").output
 
 
 # -- queries whose consumer group is lost
@@ -359,12 +354,10 @@ def test_the_restore_command_restores_a_lost_group(
     query.run(token__topic=tokens.topic.name)
     before = admin.group(query.group)
     which = (
-        "--topic",
         tokens.topic.name,
+        query.application_id,
         "--bootstrap-servers",
         broker,
-        "--application-id",
-        query.application_id,
     )
     assert "add --checkpoint" in run("restore", *which, "--yes").output
     which += ("--checkpoint", query.checkpoint)

@@ -139,7 +139,7 @@ def test_the_lag_of_a_query(
     produce(broker, query.source, [str(number) for number in range(7)])
     for which in (
         ("--checkpoint", query.checkpoint),
-        ("--application-id", query.application_id),
+        (query.application_id),
         ("--group", group_of(query.application_id)),
     ):
         (found,) = _json_lines(run("lag", *which, "--json"))
@@ -156,8 +156,8 @@ def test_the_lag_of_a_query(
 
 def test_the_flights_command_fills_a_topic(run: Callable[..., Result]) -> None:
     name = f"flights-{uuid.uuid4().hex[:8]}"
-    made = run("flights", "--topic", name, "--records", "500")
+    made = run("flights", name, "--records", "500")
     assert f"500 flights sent to topic '{name}'" in made.output
     (record,) = _json_lines(run("tail", name, "-n", "1", "--json"))
     assert json.loads(record["value"])["carrier"] == record["key"].split("-")[0]
-    assert "exists" in run("flights", "--topic", name, code=1).output
+    assert "exists" in run("flights", name, code=1).output

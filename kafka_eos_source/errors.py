@@ -172,7 +172,7 @@ class UnavailableError(OperatorError):
 
 
 class SinkUnavailableError(OperatorError):
-    """A sink outside Kafka could not prepare in time. Nothing of the batch is visible."""
+    """A sink outside Kafka could not be reached, or could not prepare in time. Nothing is visible."""
 
     condition = "KAFKA_EOS.SINK_UNAVAILABLE"
 

@@ -77,7 +77,8 @@ def refuse_plain_http(option: str, url: str, sent: str, permission: str, *, allo
     raise InvalidOptionError(
         f"option {option!r} has the value {shown_url(url)!r}: {sent} would cross the network to the host "
         f"{host!r} without encryption.",
-        fix=f"use https; or set {permission!r} to true if nobody else can read what crosses that network.",
+        fix=f"use https; or set the option {permission!r} to true if nobody else can read what crosses that "
+        "network.",
     )
 
 

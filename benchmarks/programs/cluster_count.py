@@ -45,10 +45,10 @@ def counted(rows: DataFrame, job: dict[str, Any]) -> DataFrame:
         # without this use of the largest value, Spark would not keep it
         return result.where(functions.length("largest") > 0).select("key", text.alias("value"))
     from kafka_eos_source.state import aggregate
-    from kafka_eos_source.state.vector import count, max_
+    from kafka_eos_source.state import aggregates as agg
 
     result = aggregate(
-        keyed, {"count": count(), "largest": max_("value")}, options=job["state"], shards=job["shards"]
+        keyed, {"count": agg.count(), "largest": agg.max("value")}, options=job["state"], shards=job["shards"]
     )
     return result.withColumn("value", text).drop("count", "largest")
 

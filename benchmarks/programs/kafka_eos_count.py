@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from kafka_eos_source.state import aggregate, transform
-from kafka_eos_source.state.vector import count
+from kafka_eos_source.state import aggregates as agg
 
 from running import session, wait
 
@@ -39,9 +39,9 @@ class Count(StatefulProcessor):
 
 def counts(keys: DataFrame, form: str, shards: int, options: dict[str, str]) -> DataFrame:
     if form == "in-read":
-        return aggregate(keys.groupBy("key"), {"count": count()}, options=options, shards="partitions")
+        return aggregate(keys.groupBy("key"), {"count": agg.count()}, options=options, shards="partitions")
     if form == "columns":
-        return aggregate(keys.groupBy("key"), {"count": count()}, options=options, shards=shards)
+        return aggregate(keys.groupBy("key"), {"count": agg.count()}, options=options, shards=shards)
     return transform(keys.groupBy("key"), Count(), "key binary, count long", options=options, shards=shards)
 
 

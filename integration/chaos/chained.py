@@ -19,10 +19,12 @@ from pyspark.sql.types import StructType
 
 from integration.chaos.loop import Run
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.operator.task import SHARD, Operator
 from kafka_eos_source.state.options import parse_state
-from kafka_eos_source.state.vector import AggregateProcessor, count, tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 WINDOWS, HISTOGRAM, SHARDS = "windows", "histogram", 2
 WINDOW_MS, GRACE_MS, LIMIT_MS = 5_000, 30_000, 7_000
@@ -52,12 +54,12 @@ class ChainedRun(Run):
         first = AggregateProcessor(
             _EVENTS,
             ["user"],
-            {"events": count()},
+            {"events": agg.count()},
             window=tumbling(f"{WINDOW_MS}ms", on="time_ms", grace=f"{GRACE_MS}ms"),
             emit="changes",
             at_most_every=f"{LIMIT_MS}ms" if spec.get("held") else None,
         )
-        second = AggregateProcessor(first.output, ["events"], {"windows": count()}, removed="removed")
+        second = AggregateProcessor(first.output, ["events"], {"windows": agg.count()}, removed="removed")
         self._first = Operator(first, WINDOWS, SHARDS, options)
         self._second = Operator(second, HISTOGRAM, SHARDS, options)
         self._written: StructType = from_arrow_schema(_WRITTEN)

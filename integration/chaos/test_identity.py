@@ -331,7 +331,7 @@ def test_t367_a_query_that_was_handed_over_does_not_begin_in_another_topic(scena
     group = {"startingOffsets": "group", "application.id": scenario.application_id}
     refused(scenario, "FOREIGN_QUERY", source=group)
     where = ["--checkpoint", str(scenario.checkpoint), "--bootstrap-servers", scenario.bootstrap]
-    named = ["--application-id", scenario.application_id, "--topic", scenario.sink]
+    named = [scenario.application_id, "--topic", scenario.sink]
     command = CliRunner().invoke(main, ["adopt", *where, *named, "--yes"])
     assert command.exit_code == 0, command.output
     said = refused(scenario, "CHECKPOINT_ROLLED_BACK", source=group)

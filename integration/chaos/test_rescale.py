@@ -61,7 +61,7 @@ class Counts:
 
     def words(self, shards: int) -> list[str]:
         case = self.case
-        where = ["--application-id", case.application, "--bootstrap-servers", case.broker, "--store", STORE]
+        where = [case.application, "--bootstrap-servers", case.broker, "--store", STORE]
         return ["state", "rescale", "--shards", str(shards), "--yes", *where]
 
     @property

@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 
 from integration.support.driver import end_with_parent
 from integration.support.session import builder
-from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate
-from kafka_eos_source.state.vector import count, tumbling
+from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate, tumbling
+from kafka_eos_source.state import aggregates as agg
 
 WINDOW = "5 seconds"
 
@@ -36,7 +36,7 @@ def main(path: str) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     counts = aggregate(
         events(spark.readStream.format("kafka-eos").options(**spec["source"]).load()).groupBy("user"),
-        {"events": count()},
+        {"events": agg.count()},
         window=tumbling(WINDOW, on="time", grace="1 hour"),
         emit="changes",
         store="windows",
@@ -45,7 +45,7 @@ def main(path: str) -> None:
     )
     histogram = aggregate(
         counts.groupBy("events"),
-        {"windows": count()},
+        {"windows": agg.count()},
         removed="removed",
         store="histogram",
         shards=2,

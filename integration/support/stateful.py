@@ -19,20 +19,14 @@ from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.state import shard_rows, transform
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import shard_rows, transform, tumbling
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.operator.frame import grouping, with_operator
-from kafka_eos_source.state.vector import (
-    Aggregate,
-    AggregateProcessor,
-    count,
-    groups,
-    max_,
-    processor,
-    sum_,
-    tumbling,
-)
+from kafka_eos_source.state.vector import groups, processor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 
 _COUNTS = 1
 
@@ -71,9 +65,9 @@ class ChangingAggregates:
     """
 
     AGGREGATES: Mapping[str, Aggregate] = {
-        "rows": count(),
-        "bytes": sum_("size"),
-        "longest": max_("size"),
+        "rows": agg.count(),
+        "bytes": agg.sum("size"),
+        "longest": agg.max("size"),
     }
     output = pa.schema([("key", pa.binary()), ("value", pa.string())])
 
@@ -114,7 +108,7 @@ class ClosedWindows:
         self._inner = AggregateProcessor(
             pa.schema([("key", pa.string()), ("time", pa.int64())]),
             ["key"],
-            {"rows": count()},
+            {"rows": agg.count()},
             window=tumbling("1 second", on="time", grace="20 seconds"),
             emit="on_close",
         )

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from kafka_eos_source.commit.identity_file import is_proven, set_unproven
 from kafka_eos_source.kafka.config import admin_config, producer_config
+from kafka_eos_source.kafka.failure import START_SECONDS
 from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import WrittenPart
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from kafka_eos_source.protocol.offset_log import LoggedOffsets
 
 
-#: Longest wait for the brokers before the first batch.
-_CHECK_MS = 60_000
+#: Longest wait for brokers before the first batch, if some have answered, or none.
+_CHECK_MS, _SILENT_MS = 60_000, 2_000
 
 #: The module that Spark runs in the process that commits. Spark has planned the write before, in another.
 _COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -58,8 +59,9 @@ def check_target(options: WriteOptions) -> None:
         return
     checkpoint, limit_ms = options.checkpoint_location, options.commit_timeout_ms
     if checkpoint is None or not offset_log.has_finished_batch(checkpoint):
-        check_reachable(admin_config(options.kafka))
-        limit_ms = min(limit_ms, _CHECK_MS)
+        first = Deadline.after_seconds(START_SECONDS)
+        check_reachable(admin_config(options.kafka), START_SECONDS)
+        limit_ms = min(limit_ms, _SILENT_MS if first.expired else _CHECK_MS)
     producer = RecordProducer(producer_config(options.kafka), "check")
     try:
         deadline = Deadline.after_ms(limit_ms)

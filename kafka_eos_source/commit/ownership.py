@@ -506,6 +506,6 @@ def _contradiction(group_id: str, token: Token, record: TokenRecord) -> Operator
         f"{record.token.sequence}. Either the group lost its newest offsets after the checkpoint was rolled "
         "back, or the sequence started again while the query had no token.topic.",
         fix="find out which of the two batches was written last. If it is the record's, delete the group. If "
-        "it is the group's, delete the record with kafka-eos token-topic forget --topic … --application-id "
+        "it is the group's, delete the record with kafka-eos token-topic forget TOPIC "
         f"{token.application_id} --bootstrap-servers … --yes. The wrong choice loses or doubles rows.",
     )

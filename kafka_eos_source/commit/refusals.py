@@ -5,7 +5,7 @@ Each function returns one error; its docstring states the reason for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_eos_source.errors import (
@@ -20,6 +20,7 @@ from kafka_eos_source.errors import (
     NewerVersionError,
     OffsetsMovedError,
     OperatorError,
+    StateMismatchError,
     TokenMissingError,
     UnavailableError,
 )
@@ -367,6 +368,67 @@ def not_continued(batch: Batch, token: Token, held: Held) -> KafkaEosError:
         "own, either set application.id and onRolledBackCheckpoint=jump on the source, so that it continues "
         "from the offsets that Kafka holds, or start a new checkpoint with startingOffsets=group and "
         ".option('onForeignQuery', 'adopt').",
+    )
+
+
+# -- the parts of a query --------------------------------------------------------------------------
+
+
+def different_ids(
+    ids: Mapping[str, str], derived: str, nothing: str = "", more: str = ""
+) -> InvalidOptionError:
+    """The parts of a query have different values of ``application.id``.
+
+    Args:
+        ids: the value of each part, by a name for people; "" = not set.
+        derived: the value of a query that does not set the option; "" = it has no id yet.
+        nothing: a sentence that says what was not written, with a space before it.
+        more: what else may help, with a space before it.
+    """
+    values = ", ".join(
+        f"{part} {name!r}{' (derived, because it is not set)' if name == derived else ''}"
+        if name
+        else f"{part} (not set)"
+        for part, name in ids.items()
+    )
+    return InvalidOptionError(
+        f"the parts of one query have different values of 'application.id': {values}. Expected one "
+        f"value.{nothing}",
+        fix="set .option('application.id', …) on the sink, and in the options of each stateful operator, "
+        f"to the same value; a source may leave it out.{more}",
+    )
+
+
+def different_groups(groups: Mapping[str, str], nothing: str = "") -> InvalidOptionError:
+    """The parts of a query use different consumer groups; the arguments are those of `different_ids`."""
+    values = ", ".join(f"{part} {group!r}" for part, group in groups.items())
+    return InvalidOptionError(
+        f"the parts of one query use different consumer groups: {values}. Expected one group.{nothing}",
+        fix="set .option('kafka.group.id', …) on the sink, and in the options of each stateful operator, "
+        "to the same value, or leave it out everywhere.",
+    )
+
+
+def renamed_store(
+    store: str, gone: Sequence[str], application_id: str, batch_id: int, nothing: str = ""
+) -> StateMismatchError:
+    """An operator has a store without state, and the state of another store has no operator.
+
+    Args:
+        store: the store without state.
+        gone: stores that the last transaction committed, and that no operator has now.
+        application_id: of the query.
+        batch_id: of the next batch.
+        nothing: a sentence that says what was not written, with a space before it.
+    """
+    names = ", ".join(map(repr, gone))
+    return StateMismatchError(
+        f"store {store!r} of application.id {application_id!r} does not exist yet, and batch {batch_id} has "
+        f"no operator for the state of {names}, which the last batch had.{nothing}",
+        fix=f"if the operator was renamed, set its store to {names} again: the state is in the changelog of "
+        f"that name. If {store!r} belongs to a new operator that should begin with empty state, and the "
+        f"state of {names} is no longer needed, start once with onMissingState=new:{batch_id} on the "
+        "operator.",
     )
 
 

@@ -13,9 +13,10 @@ each other, and with the batch in Spark's offset log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.request import SourceRange
 from kafka_eos_source.commit.verdict import Batch, Held
 from kafka_eos_source.errors import (
@@ -28,7 +29,6 @@ from kafka_eos_source.errors import (
     StateError,
     StatefulProcessorError,
     StateLostError,
-    StateMismatchError,
     TokenMissingError,
 )
 from kafka_eos_source.model import OffsetRange, ShardReport, StagedRead, TopicPartition
@@ -85,7 +85,8 @@ def _check_clock(shard: ShardReport, held: Held, driver_host: str, now_ms: int) 
             "the driver is slow now. Until the clock reaches that time, no timer would fire. Nothing of "
             "the batch was written.",
             fix="compare the clock of the driver's host with `kafka-eos doctor`. If it is right, stop the "
-            f"query and run `kafka-eos state lower-time --store {shard.store} --yes`, then start it again.",
+            f"query and run `kafka-eos state lower-time QUERY --store {shard.store} --yes`, then start it "
+            "again.",
         )
     raise StateError(
         f"the clock of host {shard.host!r}, which ran shard {shard.tp}, is {ahead_ms / 1000:.0f} s ahead of "
@@ -138,26 +139,30 @@ def _check_store_names(shards: Sequence[ShardReport], batch: Batch, held: Held) 
     if not new:
         return
     newest = -1 if held.token is None else held.token.sequence
-    reported = {shard.tp.topic for shard in shards}
-    gone = {
-        tp.topic.removeprefix(f"{held.application_id}-").removesuffix("-changelog")
-        for tp, offset in held.offsets.items()
-        if tp.topic not in reported
-        and (token := Token.decode(offset.metadata)) is not None
-        and (token.application_id, token.sequence) == (held.application_id, newest)
-        and token.shard is not None
-    }
-    if not gone:
-        return
-    store, gone_names = new[0].store, ", ".join(map(repr, sorted(gone)))
-    raise StateMismatchError(
-        f"store {store!r} of application.id {held.application_id!r} does not exist yet, and batch "
-        f"{batch.batch_id} has no operator for the state of {gone_names}, which the last batch had. Nothing "
-        "of the batch was written.",
-        fix=f"if the operator was renamed, set its store to {gone_names} again: the state is in the "
-        f"changelog of that name. If {store!r} belongs to a new operator that should begin with empty "
-        f"state, and the state of {gone_names} is no longer needed, start once with "
-        f"onMissingState=new:{batch.batch_id} on the operator.",
+    gone = stores_without_operator(held, newest, {shard.tp.topic for shard in shards})
+    if gone:
+        raise refusals.renamed_store(
+            new[0].store, gone, held.application_id, batch.batch_id, " Nothing of the batch was written."
+        )
+
+
+def stores_without_operator(held: Held, sequence: int, changelogs: Collection[str]) -> list[str]:
+    """Returns the stores whose state a transaction committed, and whose changelogs are not among these.
+
+    Args:
+        held: what the group holds.
+        sequence: sequence number of the transaction.
+        changelogs: topics of the operators that the query has now.
+    """
+    return sorted(
+        {
+            tp.topic.removeprefix(f"{held.application_id}-").removesuffix("-changelog")
+            for tp, offset in held.offsets.items()
+            if tp.topic not in changelogs
+            and (token := Token.decode(offset.metadata)) is not None
+            and (token.application_id, token.sequence) == (held.application_id, sequence)
+            and token.shard is not None
+        }
     )
 
 
@@ -245,33 +250,20 @@ def check_names(
         for number, each in enumerate(sources)
         if each.application_id is not None
     }
+    nothing = f" Nothing of batch {batch_id} was written."
     if any(name not in ("", who.application_id) for name in named.values()):
-        derived = derived_application_id(who.query_id)
-        values = ", ".join(
-            f"{part} {name!r}{' (derived, because it is not set)' if name == derived else ''}"
-            for part, name in {"the sink": who.application_id, **named}.items()
-        )
         at_source = any(
             part.startswith("source") and name != who.application_id for part, name in named.items()
         )
-        raise InvalidOptionError(
-            f"the parts of one query have different values of 'application.id': {values}. Expected one "
-            f"value. Nothing of batch {batch_id} was written.",
-            fix="set .option('application.id', …) on the sink, and in the options of each stateful operator, "
-            "to the same value; a source may leave it out."
-            + (_FIX_AT_SOURCE.format(batch_id) if at_source else ""),
+        raise refusals.different_ids(
+            {"the sink": who.application_id, **named},
+            derived_application_id(who.query_id),
+            nothing,
+            _FIX_AT_SOURCE.format(batch_id) if at_source else "",
         )
     groups = {f"the operator with the changelog {topic!r}": group for topic, _, group in sorted(operators)}
     if any(group not in ("", who.group_id) for group in groups.values()):
-        values = ", ".join(
-            f"{part} {group!r}" for part, group in {"the sink": who.group_id, **groups}.items()
-        )
-        raise InvalidOptionError(
-            f"the parts of one query use different consumer groups: {values}. Expected one group. Nothing of "
-            f"batch {batch_id} was written.",
-            fix="set .option('kafka.group.id', …) on the sink, and in the options of each stateful operator, "
-            "to the same value, or leave it out everywhere.",
-        )
+        raise refusals.different_groups({"the sink": who.group_id, **groups}, nothing)
 
 
 def check_same_cluster(

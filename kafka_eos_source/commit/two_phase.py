@@ -475,10 +475,10 @@ def _at_least(deadline: Deadline) -> Deadline:
 
 #: Number of queries whose sinks stay open in one process. The least recently used ones are closed first.
 _MOST_QUERIES = 8
-#: Time limit of a sink's check before the first batch.
-_CHECK_SECONDS = 30.0
+#: Time limit for making a target ready before the first batch.
+_READY_SECONDS = 30.0
 
-#: Key in `_checked` for the check that no two sinks write to one target.
+#: Key in `_ready` for the check that no two sinks write to one target.
 _TARGETS = ""
 
 #: The planning process asks again for the cluster's id after this time, in seconds, and then does not wait
@@ -490,7 +490,7 @@ _clusters: dict[str, tuple[float, str]] = {}
 
 _Key = tuple[str, ...]
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
-_checked: set[tuple[_Key, str]] = set()
+_ready: set[tuple[_Key, str]] = set()
 
 
 def store_location(checkpoint: str, name: str) -> str:
@@ -583,8 +583,8 @@ def close(options: WriteOptions, application_id: str) -> None:
         _close(sinks)
 
 
-def check(options: WriteOptions, plan: Plan) -> None:
-    """Checks the sinks on the driver. The driver calls it for every batch; it checks each sink once.
+def make_ready(options: WriteOptions, plan: Plan) -> None:
+    """Makes the sinks' targets ready. The driver calls it for every batch; it does so once for each sink.
 
     Raises:
         InvalidOptionError: if two sinks write to the same target.
@@ -592,27 +592,29 @@ def check(options: WriteOptions, plan: Plan) -> None:
     """
     application_id = options.application_id or _derived(options.checkpoint_location)
     query = _key(options, application_id)
-    if (query, _TARGETS) not in _checked:
+    if (query, _TARGETS) not in _ready:
         targets.refuse_shared(opened(options, application_id))
-        _checked.add((query, _TARGETS))
+        _ready.add((query, _TARGETS))
     for route in plan.routes:
         key = (query, f"{route.spec.name}:{route.schema}")
-        if key in _checked:
+        if key in _ready:
             continue
         sink = opened(options, application_id)[route.spec.name]
         try:
-            sink.check(route.schema, Deadline.after_seconds(_CHECK_SECONDS))
+            sink.make_ready(route.schema, Deadline.after_seconds(_READY_SECONDS))
         except (OperatorError, RestartQueryError):
             raise
         except Exception as error:  # noqa: BLE001 - if it persists, prepare reports it
             _log.warning(
-                "cannot check sink %r yet: %s", route.spec.name, sink.context.secrets.hide(f"{error!r}")
+                "the target of sink %r cannot be made ready yet: %s",
+                route.spec.name,
+                sink.context.secrets.hide(f"{error!r}"),
             )
             close(options, application_id)
             continue
         for risk in sink.risks():
             _log.warning("sink %r: %s", route.spec.name, risk)
-        _checked.add(key)
+        _ready.add(key)
 
 
 def work(

@@ -47,14 +47,19 @@ class KafkaEosDataSource(DataSource):
 
     @short_errors
     def schema(self) -> StructType:
-        """Returns the schema for ``load()``, after checking the options.
+        """Returns the schema for ``load()``, after checking the options, the brokers and the topics.
 
         Spark does not tell whether this is a stream or a batch read, so the options must be valid for one of
         them.
         """
         from kafka_eos_source.options.parse import is_for_stream_only, parse_read
+        from kafka_eos_source.options.table import CHECK
         from kafka_eos_source.read.settings import schema_of
 
+        if any(name.lower().startswith(CHECK) for name in self.options):
+            from kafka_eos_source.datasource.start_checks import schema_of_check
+
+            return schema_of_check(self.options)
         try:
             options = parse_read(self.options, streaming=True)
         except InvalidOptionError as stream_error:
@@ -66,6 +71,7 @@ class KafkaEosDataSource(DataSource):
             from kafka_eos_source.datasource.sink import StagingPlan
 
             StagingPlan.of(options).check()
+        _look_for_topics(options)
         return schema_of(options)
 
     @short_errors
@@ -121,6 +127,34 @@ class KafkaEosDataSource(DataSource):
                 ".load().",
             )
         return options
+
+
+#: What `_look_for_topics` has found in this process: properties of the connection, and topics.
+_found: set[str] = set()
+
+
+def _look_for_topics(options: ReadOptions) -> None:
+    """Asks the brokers for the topics of a read, once per process, so that ``load()`` reports a mistake.
+
+    Brokers that are reachable and do not answer in time are left to the first batch.
+
+    Raises:
+        UnavailableError: if no address can be reached, or a topic does not exist.
+        AuthorizationError: if brokers refuse the login, or the principal may not describe a topic.
+    """
+    from kafka_eos_source.kafka.config import admin_config
+
+    what, config = options.subscription, admin_config(options.kafka)
+    topics = what.topics or tuple(sorted({tp.topic for tp in what.partitions}))
+    key = repr((topics, sorted(config.items())))
+    if key in _found:
+        return
+    from kafka_eos_source.kafka.first_contact import contact
+
+    seconds = options.fetch_num_retries * options.fetch_retry_interval_ms / 1000
+    doing = f"looking up the topics {', '.join(topics)}"
+    if not contact(config, dict.fromkeys(topics, doing), missing_seconds=seconds).silence:
+        _found.add(key)
 
 
 class KafkaEosStateDataSource(DataSource):

@@ -159,7 +159,7 @@ class StagedSink:
             InvalidOptionError: if ``checkpointLocation`` is not set.
             UnavailableError: if the staging folder is not writable.
         """
-        return cls(options, columns, StagingFolder.at(_staging_of_stream(options)), "", plan, in_read)
+        return cls(options, columns, StagingFolder.at(*staging_of_stream(options)), "", plan, in_read)
 
     def __getstate__(self) -> dict[str, Any]:
         """Adds what the tasks receive from the driver. Spark never pickles the writer that commits."""
@@ -352,15 +352,43 @@ def _task() -> StreamingTask:
     return task
 
 
-def _staging_of_stream(options: WriteOptions) -> str:
-    if options.checkpoint_location is None:
-        raise InvalidOptionError(
-            "option 'checkpointLocation' is not set on the sink. The sink reads from the checkpoint which "
-            "offsets belong to a batch, and Spark does not pass on the session's "
-            "spark.sql.streaming.checkpointLocation.",
-            fix="add .option('checkpointLocation', …) to writeStream.",
-        )
-    return location_of_query(options.checkpoint_location, options.staging_location)
+def staging_of_stream(options: WriteOptions) -> tuple[str, str]:
+    """Returns the staging folder of a streaming query, and the options that decide it, for errors.
+
+    Raises:
+        InvalidOptionError: if ``checkpointLocation`` is not set.
+    """
+    location = location_of_query(require_checkpoint(options), options.staging_location)
+    if options.staging_location is None:
+        return location, "checkpointLocation or staging.location"
+    return location, "staging.location"
+
+
+def require_checkpoint(options: WriteOptions) -> str:
+    """Returns the checkpoint of a streaming query.
+
+    Spark lets a query without this option use a folder below the session's
+    ``spark.sql.streaming.checkpointLocation``: named like the query, or with a new random name at each start
+    of a query without a name. It tells a Python sink neither.
+
+    Raises:
+        InvalidOptionError: if ``checkpointLocation`` is not set.
+    """
+    if options.checkpoint_location is not None:
+        return options.checkpoint_location
+    setting = "spark.sql.streaming.checkpointLocation"
+    chosen = f"spark.conf.get({setting!r}) + {'/' + (options.query_name or 'NAME')!r}"
+    why = (
+        "that is the folder that Spark uses for this query name"
+        if options.query_name
+        else "without queryName, Spark uses another folder at each start, and no query continues"
+    )
+    raise InvalidOptionError(
+        "option 'checkpointLocation' is not set on the sink. The sink reads from the checkpoint which "
+        f"offsets belong to a batch, and Spark does not pass on the session's {setting}.",
+        fix=f"add .option('checkpointLocation', …) to writeStream; where the session sets {setting}: "
+        f".option('checkpointLocation', {chosen}); {why}.",
+    )
 
 
 # ------------------------------------------------------------------ staging in the tasks that read

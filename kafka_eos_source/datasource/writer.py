@@ -27,6 +27,7 @@ from kafka_eos_source.datasource.sink import (
     StagedSink,
     of_every_task,
     of_successful_tasks,
+    require_checkpoint,
     sink_columns,
 )
 from kafka_eos_source.errors import InvalidSchemaError
@@ -42,6 +43,8 @@ from kafka_eos_source.stage.rows import from_batches, from_rows
 if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
+
+    from kafka_eos_source.stage.fanout import Plan
 
 #: Since PySpark 4.1, a stream writer can receive Arrow batches. Before, it receives rows.
 _StreamArrowWriter: Any = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -65,29 +68,63 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     from kafka_eos_source.commit import at_least_once
     from kafka_eos_source.commit.identity_file import check_identity
 
-    packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
-    if staged is not None:
-        staged.check_sink(options)
-        schema = staged.rows
-    elif options.checkpoint_location is not None and is_staged_in_read(options.checkpoint_location):
+    if (
+        staged_frame(schema) is None
+        and options.checkpoint_location is not None
+        and is_staged_in_read(options.checkpoint_location)
+    ):
         raise _reports_as_records()
-    schema = packed or schema
-    columns, plan = sink_columns(options, schema)
-    if columns.changelog is not None and options.guarantee == "at_least_once":
-        raise _cannot_commit_state("processing.guarantee=at_least_once")
+    frame = FrameToWrite.of(options, schema)
+    if options.guarantee != "at_least_once":
+        require_checkpoint(options)  # before anything asks a broker
     at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         at_least_once.leave_guarantee(options)
-        sink: _Sink = _DirectSink(options, columns)
+        sink: _Sink = _DirectSink(options, frame.columns)
     else:
         check_identity(options)
-        sink = StagedSink.of_stream(options, columns, plan, in_read=staged is not None)
-        if plan is not None:
+        sink = StagedSink.of_stream(options, frame.columns, frame.plan, in_read=frame.in_read)
+        if frame.plan is not None:
             from kafka_eos_source.commit import two_phase
 
-            two_phase.check(options, plan)
+            two_phase.make_ready(options, frame.plan)
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
-    return cast(DataSourceStreamWriter, writer(sink, packed))
+    return cast(DataSourceStreamWriter, writer(sink, frame.packed))
+
+
+@dataclass(frozen=True)
+class FrameToWrite:
+    """The columns of a streaming frame, as the sink takes them.
+
+    Attributes:
+        columns: positions of the columns that become records.
+        plan: what goes to sinks outside Kafka; None if there are none.
+        packed: schema of the rows in packed batches; None if the frame consists of ordinary rows.
+        in_read: whether the tasks that read stage the rows.
+    """
+
+    columns: SinkColumns
+    plan: Plan | None
+    packed: StructType | None
+    in_read: bool
+
+    @classmethod
+    def of(cls, options: WriteOptions, schema: StructType) -> FrameToWrite:
+        """Checks that a frame with this schema can be written with these options.
+
+        Raises:
+            InvalidSchemaError: if the frame lacks a column, or a column has the wrong type.
+            InvalidOptionError: if the frame was staged for another sink, or lacks a column of a sink outside
+                Kafka.
+        """
+        packed, staged = schema_of_packed_rows(schema), staged_frame(schema)
+        if staged is not None:
+            staged.check_sink(options)
+            schema = staged.rows
+        columns, plan = sink_columns(options, packed or schema)
+        if columns.changelog is not None and options.guarantee == "at_least_once":
+            raise _cannot_commit_state("processing.guarantee=at_least_once")
+        return cls(columns, plan, packed, staged is not None)
 
 
 def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:

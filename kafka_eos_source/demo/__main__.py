@@ -56,7 +56,13 @@ _FEWEST_BATCHES = 6
     show_default=True,
     help="Number of kills at random times. Kills at exact points of the commit come in addition.",
 )
-@click.option("--bootstrap", default="", help="Use this Kafka cluster instead of an embedded broker.")
+@click.option(
+    "--bootstrap-servers",
+    "bootstrap",
+    metavar="HOST:PORT,…",
+    default="",
+    help="Use this Kafka cluster instead of an embedded broker.",
+)
 @click.option("--output", default="demo-output", show_default=True, help="Folder for the picture.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints and the drivers' logs.")
 @click.option("--no-compare", is_flag=True, help="Do not run the at-least-once query for comparison.")

@@ -16,7 +16,13 @@ import click
 import pyarrow as pa
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.runtime.commands import JSON, print_json
+from kafka_eos_source.runtime.commands import (
+    BROKERS_VARIABLE,
+    DEFAULT_BROKERS,
+    JSON,
+    brokers_of_environment,
+    print_json,
+)
 from kafka_eos_source.runtime.json_input import parse_json
 
 if TYPE_CHECKING:
@@ -163,11 +169,10 @@ _PARTITIONS = 3
 @click.command()
 @click.option(
     "--bootstrap-servers",
-    default="127.0.0.1:9092",
-    show_default=True,
-    help="Kafka brokers; by default those of `kafka-eos broker`.",
+    metavar="HOST:PORT,…",
+    help=f"Kafka brokers. Default: {BROKERS_VARIABLE}, else {DEFAULT_BROKERS}.",
 )
-@click.option("--topic", default="flights", show_default=True, help="Name of the topic.")
+@click.argument("topic", metavar="[TOPIC]", default="flights")
 @click.option(
     "--records",
     default=10_000,
@@ -176,13 +181,13 @@ _PARTITIONS = 3
     help="How many flights to send.",
 )
 @JSON
-def main(bootstrap_servers: str, topic: str, records: int, as_json: bool) -> None:
+def main(bootstrap_servers: str | None, topic: str, records: int, as_json: bool) -> None:
     """Create a topic of real flights (New York, 2013) to try queries on.
 
     Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
-    Refuses to add to a topic that exists.
+    TOPIC is 'flights' unless it is named. Refuses to add to a topic that exists.
     """
-    sent = fill(bootstrap_servers, topic, records)
+    sent = fill(bootstrap_servers or brokers_of_environment() or DEFAULT_BROKERS, topic, records)
     if as_json:
         print_json({"topic": topic, "records": sent, "partitions": _PARTITIONS})
         return

@@ -9,13 +9,13 @@ step runs after the read, as with any other source.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
@@ -33,7 +33,11 @@ from kafka_eos_source.in_read.step import (
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ, STEP_IN_READ
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.spark.changelog_check import connect_relations, elements, node_kind
+from kafka_eos_source.spark.operator_frame import past_packets, spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.schema import read_schema
 from kafka_eos_source.spark.session import warn_of_large_batches
@@ -98,10 +102,12 @@ def map_in_read(
         InvalidOptionError: if the function cannot be pickled, or ``write`` is not the options of a sink that
             writes exactly once.
     """
-    rows = _schema_of_result(frame, function, schema)
+    frame = spark_frame(frame)
+    columns = StructType([each for each in frame.schema if each.name != CHANGELOG])
+    rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = registry_columns(function, decode or {}, encode or {}, frame.schema, rows)
+        function = registry_columns(function, decode or {}, encode or {}, columns, rows)
         rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None or write is None:
@@ -145,7 +151,10 @@ def _options_of_source(frame: DataFrame, write: Mapping[str, Any]) -> dict[str, 
 
 
 def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: StructType) -> DataFrame:
-    """Returns the frame mapped and packed by Spark's ``mapInArrow``."""
+    """Returns the frame mapped and packed by Spark's ``mapInArrow``; state changes pass the function."""
+    if CHANGELOG in frame.columns and CHANGELOG not in rows.names:
+        function = past_packets(function or _unchanged, arrow_schema(rows))
+        rows = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
@@ -154,16 +163,20 @@ def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: Stru
     return frame.mapInArrow(run, packed_frame_schema(rows))
 
 
+def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches
+
+
 def _schema_of_result(
-    frame: DataFrame, function: ArrowFunction | None, schema: StructType | str | None
+    columns: StructType, function: ArrowFunction | None, schema: StructType | str | None
 ) -> StructType:
-    if schema_of_packed_rows(frame.schema) is not None or staged_frame(frame.schema) is not None:
+    if schema_of_packed_rows(columns) is not None or staged_frame(columns) is not None:
         raise InvalidSchemaError(
             "map_in_read is applied to a frame that map_in_read returned; expected a frame with plain rows.",
             fix="combine the two functions into one.",
         )
     if schema is None:
-        return frame.schema
+        return columns
     if function is None:
         raise InvalidSchemaError(
             "map_in_read has a schema but no function that returns rows of this schema.",
@@ -235,28 +248,83 @@ def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
 def source_options(frame: DataFrame) -> list[dict[str, str]]:
     """Returns the options of each source of this package that a frame reads, with names in lower case.
 
-    With Spark Connect it returns nothing, because the client cannot read the plan.
+    Spark Connect does not show the sources of a view or of SQL text.
     """
     jdf = getattr(frame, "_jdf", None)
     if jdf is None:
-        return []
-    leaves = _each(jdf.queryExecution().analyzed().collectLeaves())
+        plan: Any = getattr(frame, "_plan", None)
+        return [] if plan is None else list(_connect_sources(plan.to_proto(frame.sparkSession.client).root))
+    leaves = elements(jdf.queryExecution().analyzed().collectLeaves())
     return [
         {str(name).lower(): str(value) for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
         for leaf in leaves
-        if _kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
+        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
     ]
 
 
+def _connect_sources(relation: Any) -> Iterator[dict[str, str]]:
+    """Yields the options of the streams of this package below a relation of Spark Connect's protocol."""
+    kind = str(relation.WhichOneof("rel_type"))
+    if kind == "read" and relation.read.is_streaming and relation.read.data_source.format == FORMAT_NAME:
+        options = relation.read.data_source.options
+        yield {str(name).lower(): str(value) for name, value in options.items()}
+    for below in connect_relations(getattr(relation, kind)):
+        yield from _connect_sources(below)
+
+
+#: Spark's steps that use a watermark below them: classes of plans of classic sessions and of Spark Connect.
+_STATEFUL = frozenset(
+    {
+        *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark"),
+        *("Join", "AsOfJoin", "LateralJoin"),
+        *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "ApplyInPandasWithState"),
+        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
+    }
+)
+
+
+def unused_watermark(frame: DataFrame) -> tuple[str, str] | None:
+    """Returns the column and the delay of a ``withWatermark`` that no step of Spark below the frame uses.
+
+    Spark Connect does not show the plan of a view or of SQL text, so it finds none in them.
+    """
+    jdf = getattr(frame, "_jdf", None)
+    if jdf is not None:
+        return _unused_in_plan(jdf.queryExecution().analyzed())
+    plan: Any = getattr(frame, "_plan", None)
+    return None if plan is None else _unused_in_connect(plan)
+
+
+def _unused_in_plan(plan: Any) -> tuple[str, str] | None:
+    kind = node_kind(plan)
+    if kind in _STATEFUL:
+        return None
+    if kind == "EventTimeWatermark":
+        return str(plan.eventTime().name()), str(plan.delay().toString())
+    found = map(_unused_in_plan, elements(plan.children()))
+    return next((each for each in found if each is not None), None)
+
+
+def _unused_in_connect(plan: Any) -> tuple[str, str] | None:
+    kind = type(plan).__name__
+    if kind in _STATEFUL:
+        return None
+    if kind == "WithWatermark":
+        return str(plan._event_time), str(plan._delay_threshold)
+    below = [plan._child, *(getattr(plan, name, None) for name in ("left", "right", "other"))]
+    found = (_unused_in_connect(each) for each in below if each is not None)
+    return next((each for each in found if each is not None), None)
+
+
 def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
-    kind = _kind(plan)
+    kind = node_kind(plan)
     if kind == "SubqueryAlias":
         return _of_plan(plan.child(), names)
     if kind == "StreamingRelationV2":
         return _of_source(plan, names)
     if kind != "Project":
         return None
-    projection = list(_each(plan.projectList()))
+    projection = list(elements(plan.projectList()))
     projected = {each.name(): each for each in projection}
     if len(projected) < len(projection):
         return None  # two columns have the same name
@@ -278,7 +346,7 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
 
 def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
     options = {str(name): str(value) for name, value in plan.extraOptions().asCaseSensitiveMap().items()}
-    known = {each.name() for each in _each(plan.output())}
+    known = {each.name() for each in elements(plan.output())}
     if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
         return None
     if any(name.lower() == STEP_IN_READ for name in options):
@@ -291,14 +359,14 @@ def _column(expression: Any) -> ReadColumn | None:
     """Returns the column that an expression of a projection selects; None for any other expression."""
     if expression is None:
         return None
-    if _kind(expression) == "AttributeReference":
+    if node_kind(expression) == "AttributeReference":
         return ReadColumn(expression.name(), expression.name())
-    if _kind(expression) != "Alias":
+    if node_kind(expression) != "Alias":
         return None
     child = expression.child()
-    if _kind(child) == "AttributeReference":
+    if node_kind(child) == "AttributeReference":
         return ReadColumn(expression.name(), child.name())
-    if _kind(child) != "Cast" or _kind(child.child()) != "AttributeReference":
+    if node_kind(child) != "Cast" or node_kind(child.child()) != "AttributeReference":
         return None
     if child.dataType().catalogString() != "string":
         return None
@@ -314,13 +382,4 @@ def _name(plan: Any) -> str | None:
     if plan.productArity() < _NAMED:
         return None
     found = plan.sourceIdentifyingName()
-    return str(found.name()) if _kind(found) == "UserProvided" else None
-
-
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    """Yields the elements of a Scala sequence."""
-    return (sequence.apply(index) for index in range(sequence.size()))
+    return str(found.name()) if node_kind(found) == "UserProvided" else None

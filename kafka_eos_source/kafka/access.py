@@ -54,6 +54,13 @@ _SESSION_SHARE = 0.85
 Address = tuple[str, int]
 
 
+class NoConnectionError(TimeoutError):
+    """A host did not accept a TCP connection in time, so nothing says that it runs.
+
+    A broker that hangs or is slow still accepts connections, because its operating system does.
+    """
+
+
 @dataclass
 class Addresses:
     """How to find the addresses of brokers, and the options of sockets. Create it with `Addresses.of`.
@@ -128,7 +135,8 @@ class Addresses:
                 plain.connect(address)
             except OSError as error:
                 plain.close()
-                failures.append((str(address[0]), error))
+                is_silent = isinstance(error, TimeoutError)
+                failures.append((str(address[0]), NoConnectionError("timed out") if is_silent else error))
                 broker_log.debug(
                     "%s:%d does not accept a connection at %s: %s", host, port, address[0], error
                 )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin_client import (
+    NAMES_SECONDS,
     REQUEST_SECONDS,
     AdminClient,
     Complaints,
@@ -20,7 +21,16 @@ from kafka_eos_source.kafka.admin_client import (
     request,
 )
 from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
-from kafka_eos_source.kafka.failure import START_SECONDS, classify, is_login, is_transient
+from kafka_eos_source.kafka.failure import (
+    FIRST_SECONDS,
+    MISSING_TOPIC_FIX,
+    START_SECONDS,
+    MissingTopicError,
+    classify,
+    is_login,
+    is_transient,
+    missing_topic,
+)
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.messages import EARLIEST, LATEST
 from kafka_eos_source.kafka.reader import LogEnds
@@ -82,11 +92,22 @@ class SourceAdmin:
         #: time limit of the present try
         self._seconds = REQUEST_SECONDS
         self._closed = threading.Event()
+        #: when a new query gives up, if no broker has answered it; None = a query that waits for its brokers
+        self._first: Deadline | None = None
 
     def close(self) -> None:
         """Drops the client, and ends the current pause between two tries."""
         self._closed.set()
         self._client = None
+
+    def new_query(self) -> None:
+        """Says that the next request is the first of a new query, unless a broker has answered one before.
+
+        It fails after `FIRST_SECONDS` if no broker answers, because a person waits for it, and the address
+        may be wrong. A query that has run waits for its brokers as long as its options say.
+        """
+        if not self._complaints.has_answered:
+            self._first = Deadline.after_seconds(FIRST_SECONDS)
 
     @property
     def complaint(self) -> str:
@@ -171,7 +192,7 @@ class SourceAdmin:
             if isinstance(each, Topic):
                 found[name] = each
             elif each.code not in left_out:
-                raise each
+                raise MissingTopicError(name) if each.code in _MISSING else each
         return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -292,7 +313,7 @@ class SourceAdmin:
         failures: Counter[bool] = Counter()
 
         def call() -> T:
-            self._seconds = limit.seconds()
+            self._seconds = limit.seconds(self._first)
             self._client = client = self._client or AdminClient(self._config)
             return ask(client)
 
@@ -310,10 +331,13 @@ class SourceAdmin:
             means_little = (
                 error.code in _LEADER_NOT_READY or error.code == ErrorCode.NO_ANSWER or is_login(error)
             )
-            if failures[is_missing] > self._retries and (not means_little or patience.expired):
+            is_over = failures[is_missing] > self._retries and (not means_little or patience.expired)
+            is_silent = error.code == ErrorCode.NO_ANSWER
+            gives_up = is_silent and self._first is not None and self._first.expired
+            if is_over or gives_up:
                 return (
                     self._complaints.login_error(doing)
-                    or self._complaints.explanation(doing, error)
+                    or (None if gives_up else self._complaints.explanation(doing, error))
                     or self._unavailable(error, doing, is_missing, failures.total())
                 )
             if not is_missing:
@@ -324,6 +348,7 @@ class SourceAdmin:
         answer = retry(call, KafkaError, pauses, permanent=permanent)
         self._complaints.answered()
         self._complaints.forget()
+        self._first = None
         return answer
 
     def _patience(self) -> Deadline:
@@ -331,9 +356,12 @@ class SourceAdmin:
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
     def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
+        if isinstance(error, MissingTopicError):
+            client = self._client or AdminClient(self._config)
+            return missing_topic(doing, error.topic, client.names_if_known(NAMES_SECONDS))
         tried = f"{doing}: {self._complaints.secrets.hide(error.text)} ({error.name}), tried {tries} times"
         if is_missing:
-            return UnavailableError(f"{tried}.", fix="create the topic, or correct its name.")
+            return UnavailableError(f"{tried}.", fix=MISSING_TOPIC_FIX)
         servers = self._config.get("bootstrap.servers")
         last = self._complaints.last
         reported = f" Last report: {last}." if last and last not in tried else ""

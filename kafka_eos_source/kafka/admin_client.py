@@ -50,6 +50,8 @@ REQUEST_SECONDS = 10.0
 #: Time limit of a try in the first seconds of a request that only reads. The other brokers replace one that
 #: hangs within that time, so they are asked again and again.
 SOON_SECONDS, REPLACED_SECONDS = 3.0, 15.0
+#: How long to wait for the names of other topics, for a message.
+NAMES_SECONDS = 3.0
 #: Pauses within one try while brokers cannot be reached.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 0.5
 
@@ -185,10 +187,27 @@ class AdminClient:
         found = self._metadata([], seconds)
         return str(found.cluster_id or ""), [each.node_id for each in found.brokers or ()]
 
+    def names(self, seconds: float) -> list[str]:
+        """Returns the names of the topics that the principal may see."""
+        return [str(each.name) for each in self._metadata(None, seconds).topics or () if not each.error_code]
+
+    def names_if_known(self, seconds: float) -> list[str]:
+        """Returns what `names` does, for a message; nothing if no broker answers in time. Raises nothing."""
+        try:
+            return self.names(seconds)
+        except (KafkaError, KafkaEosError):
+            return []
+
     def topics(
         self, names: Collection[str], seconds: float, *, operations: bool = False
     ) -> dict[str, Topic | KafkaError]:
-        """Describes topics by name; an error of one topic takes its place.
+        """Describes topics by name; an error of one topic takes its place. Otherwise as `described`."""
+        return self.described(names, seconds, operations=operations)[1]
+
+    def described(
+        self, names: Collection[str], seconds: float, *, operations: bool = False
+    ) -> tuple[str, dict[str, Topic | KafkaError]]:
+        """Returns the cluster's id, and describes topics by name; an error of one topic takes its place.
 
         Args:
             names: of the topics.
@@ -204,7 +223,7 @@ class AdminClient:
                 described[name] = _topic(found[name])
             except KafkaError as error:
                 described[name] = error
-        return described
+        return str(answer.cluster_id or ""), described
 
     def topic(self, name: str, seconds: float) -> Topic:
         """Describes a topic."""
@@ -618,6 +637,11 @@ class Complaints:
         self._login.record_success()
         _answered.add(self._bootstrap)
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether a broker of the cluster has answered a request of this process."""
+        return self._bootstrap in _answered
+
     def login_error(self, doing: str) -> KafkaEosError | None:
         """Returns the error if a broker has refused the login since the last answer; else None.
 
@@ -666,7 +690,7 @@ class Complaints:
             failure: of the request.
             deadline: until which brokers may refuse connections.
         """
-        if self._explained or self._bootstrap in _answered or failure.code not in _SILENT:
+        if self._explained or self.has_answered or failure.code not in _SILENT:
             return None
         self._explained = True
         return self.explanation(doing, failure, deadline.remaining_seconds())

@@ -16,7 +16,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
-from kafka_eos_source.kafka.access import Access
+from kafka_eos_source.kafka.access import Access, NoConnectionError
 from kafka_eos_source.kafka.connection import SILENT_SECONDS, Connection, Decode, Network
 from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import (
@@ -230,9 +230,13 @@ class Cluster:
 
     @property
     def refuses(self) -> bool:
-        """Whether every address that was tried failed for another reason than a time limit."""
+        """Whether no address can be reached: each refuses, or does not accept a connection in time.
+
+        Brokers that accept connections and do not answer in time may only be slow.
+        """
         return bool(self._failures) and not any(
-            isinstance(each, TimeoutError) for each in self._failures.values()
+            isinstance(each, TimeoutError) and not isinstance(each, NoConnectionError)
+            for each in self._failures.values()
         )
 
     def complain(self, what: object) -> None:
@@ -644,6 +648,8 @@ def _reason(failure: Exception) -> str:
         return f"the host name does not resolve ({failure.strerror})"
     if isinstance(failure, ConnectionRefusedError):
         return "the connection was refused"
+    if isinstance(failure, NoConnectionError):
+        return "it did not accept a connection in time"
     if isinstance(failure, TimeoutError):
         return "it did not answer in time"
     if isinstance(failure, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError)):

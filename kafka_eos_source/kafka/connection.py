@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from kafka.protocol.metadata import ApiVersionsRequest
 
 from kafka_eos_source.errors import OperatorError
@@ -290,6 +289,8 @@ class Connection:
                 return
             if len(self._in) < 4 + size:
                 if size > _READ_BYTES:
+                    import numpy as np  # most connections receive only small answers
+
                     self._large = np.empty(size, np.uint8).data  # bytearray would clear the memory
                     self._arrived = len(self._in) - 4
                     self._enough = self._arrived + _PROGRESS_BYTES

@@ -8,6 +8,7 @@ mend, then temporary ones. `kafka.transaction` knows which errors of a transacti
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,6 +30,9 @@ from kafka_eos_source.secrets import NO_SECRETS, Secrets
 #: Time in which a request that starts a query fails if brokers refuse connections.
 START_SECONDS = 7.0
 
+#: Time in which the first request of a new query fails if brokers accept connections and do not answer.
+FIRST_SECONDS = 9.0
+
 #: Most partitions that a message names; a group may have thousands.
 _NAMED_PARTITIONS = 5
 
@@ -49,7 +53,8 @@ _AUTHORIZATION: dict[int, str] = {
     "token.topic also DescribeConfigs)",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "the cluster (IdempotentWrite)",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "the cluster (to write: IdempotentWrite; to "
+    "look up settings of brokers: DescribeConfigs)",
 }
 
 _TLS_FIX = (
@@ -74,22 +79,39 @@ _SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sas
 
 #: A refused login. Java's clients do not retry it either (SaslAuthenticationException and
 #: SslAuthenticationException, KIP-152).
-_LOGIN = frozenset({ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.TLS_HANDSHAKE_FAILED})
-
-_RECORD = frozenset(
+_LOGIN = frozenset(
     {
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.INVALID_FETCH_SIZE,
-        ErrorCode.RECORD_LIST_TOO_LARGE,
-        ErrorCode.INVALID_RECORD,
-        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.TLS_HANDSHAKE_FAILED,
     }
 )
 
-_RECORD_FIX = (
+_TOO_LARGE_FIX = (
     "raise the topic's max.message.bytes and the option kafka.message.max.bytes, or filter out the record "
     "before it reaches the sink."
 )
+#: Error code of a record that the topic does not accept → what to do.
+_RECORD_FIXES: dict[int, str] = {
+    ErrorCode.MESSAGE_TOO_LARGE: _TOO_LARGE_FIX,
+    ErrorCode.INVALID_FETCH_SIZE: _TOO_LARGE_FIX,
+    ErrorCode.RECORD_LIST_TOO_LARGE: _TOO_LARGE_FIX,
+    ErrorCode.INVALID_RECORD: "if the topic is compacted (cleanup.policy), give each record a key; "
+    "otherwise the broker's log says what it does not accept. Or filter out the record before it reaches "
+    "the sink.",
+    ErrorCode.INVALID_TIMESTAMP: "the time of the record is too far from the broker's clock: correct the "
+    "column timestamp, or remove the option includeTimestamp; or raise the topic's "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms, or set its "
+    "message.timestamp.type=LogAppendTime.",
+}
+
+#: Error code that no retry mends → what to do.
+_OPERATOR_FIXES: dict[int, str] = {
+    ErrorCode.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as the cluster has brokers: "
+    "1 in a cluster of one broker.",
+    ErrorCode.POLICY_VIOLATION: "create the topic by hand as the cluster's create.topic.policy.class.name "
+    "demands it, or ask who runs the cluster.",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "set kafka.compression.type to a codec that the brokers know.",
+}
 
 _GONE = frozenset(
     {
@@ -97,6 +119,8 @@ _GONE = frozenset(
         ErrorCode.INVALID_TOPIC_EXCEPTION,
     }
 )
+
+MISSING_TOPIC_FIX = "create the topic, or correct its name."
 
 #: Temporary errors of a request that can simply be repeated.
 _TRANSIENT = frozenset(
@@ -139,6 +163,30 @@ def is_login(error: KafkaError) -> bool:
     return error.code in _LOGIN
 
 
+class MissingTopicError(KafkaError):
+    """A broker does not know a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} does not exist")
+        self.topic = topic
+
+
+def missing_topic(doing: str, topic: str, known: Iterable[str]) -> UnavailableError:
+    """Returns the error for a topic that does not exist, with the names of similar ones.
+
+    Args:
+        doing: what was attempted.
+        topic: the name.
+        known: the topics of the cluster, as far as they are known. Kafka's own are not suggested.
+    """
+    visible = [name for name in known if not name.startswith("__")]
+    near = difflib.get_close_matches(topic, visible, n=2, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return UnavailableError(
+        f"{doing}: topic {topic!r} does not exist (UNKNOWN_TOPIC_OR_PARTITION).{hint}", fix=MISSING_TOPIC_FIX
+    )
+
+
 def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
     """Returns the error for a record that is larger than the client or its topic accepts."""
     doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
@@ -164,10 +212,10 @@ def classify(error: KafkaError, doing: str, secrets: Secrets = NO_SECRETS) -> Ka
         return AuthorizationError(text, fix=_TLS_FIX)
     if code in _LOGIN:
         return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
-    if code in _RECORD:
-        return InvalidRecordError(text, fix=_RECORD_FIX)
+    if code in _RECORD_FIXES:
+        return InvalidRecordError(text, fix=_RECORD_FIXES[code])
     if code in _GONE:
-        return UnavailableError(text, fix="create the topic, or correct its name.")
+        return UnavailableError(text, fix=MISSING_TOPIC_FIX)
     if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
         return InvalidOptionError(
             text, fix="set kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms."
@@ -180,7 +228,7 @@ def classify(error: KafkaError, doing: str, secrets: Secrets = NO_SECRETS) -> Ka
         )
     if is_transient(error):
         return RetriableError(text)
-    return OperatorError(text)
+    return OperatorError(text, fix=_OPERATOR_FIXES.get(code, ""))
 
 
 def refused_login(

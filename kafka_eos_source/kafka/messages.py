@@ -10,15 +10,17 @@ import base64
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from kafka_eos_source.kafka.batches import EncodedBatch
 from kafka_eos_source.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kafka_eos_source.kafka.batches import EncodedBatch
 
 #: What brokers log as the client's software, and the default client id.
 SOFTWARE = "kafka-eos"

@@ -181,8 +181,8 @@ def check_reachable(config: Mapping[str, Any], seconds: float = START_SECONDS, *
         accept connections and did not answer in time; "" if nothing is.
 
     Raises:
-        UnavailableError: if no broker can be reached, because connections are refused or end, or host names
-            do not resolve.
+        UnavailableError: if no broker can be reached, because connections are refused, end, or are not
+            accepted in time, or host names do not resolve.
         AuthorizationError: if a broker refuses the login.
         InvalidOptionError: if a certificate or key cannot be used.
     """

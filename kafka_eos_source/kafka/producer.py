@@ -29,6 +29,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.batches import CollectedRows, EncodedBatch, Encoder
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import missing_topic
 from kafka_eos_source.kafka.group import send_in_parts
 from kafka_eos_source.kafka.kernel import DEFAULT_PARTITIONER, kernel
 from kafka_eos_source.kafka.messages import topic_id_text
@@ -45,6 +46,8 @@ _COLLECT_BYTES = 16 << 20
 _QUEUE_BYTES = 64 << 20
 #: How long `begin` waits for a coordinator. The commit then starts over, until its own deadline.
 _BEGIN_SECONDS = 10.0
+#: How long to wait for the names of other topics, for a message.
+_SIMILAR_SECONDS = 3.0
 #: Longest time to try an abort, which the next owner of the transactional id can do without.
 _ABORT_SECONDS = 5.0
 
@@ -281,9 +284,20 @@ class _Sender:
             except KafkaError as failure:
                 if failure.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
-                raise new.error(f"topic {topic!r} is unknown") from failure
+                error = new.error(f"topic {topic!r} does not exist")
+                if isinstance(error, TemporaryError):
+                    raise error from failure
+                raise missing_topic(doing, topic, self._topics()) from failure
 
         return self._cluster.retried(doing, deadline, ask)
+
+    def _topics(self) -> list[str]:
+        """Returns the topics of the cluster, for a message; none if no broker lists them at once."""
+        try:
+            answer = self._cluster.metadata(None, Deadline.after_seconds(_SIMILAR_SECONDS))
+        except (TemporaryError, KafkaEosError):
+            return []
+        return [str(each.name) for each in answer.topics or () if not each.error_code]
 
 
 class RecordProducer(_Sender):

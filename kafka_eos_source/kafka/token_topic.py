@@ -106,7 +106,7 @@ def check(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> TokenTopic
         if shape is None:
             raise NoTokenTopicError(
                 f"the topic of the option token.topic={name!r} does not exist.",
-                fix=f"create it: kafka-eos token-topic create --topic {name} --bootstrap-servers … --yes",
+                fix=f"create it: kafka-eos token-topic create {name} --bootstrap-servers …",
             )
         try:
             config = admin.config(name, deadline)
@@ -388,7 +388,7 @@ class _Bounds:
             end_it = "find its producer with kafka-transactions.sh find-hanging and end the transaction"
         else:
             whose = f"of application.id={owner!r}"
-            end_it = f"end the transaction with kafka-eos fence --application-id {owner} --yes"
+            end_it = f"end the transaction with kafka-eos fence {owner} --yes"
         return UnavailableError(
             f"an open transaction {whose} holds partition {tp} of the token topic at offset {ends.stable}, "
             f"while the log ends at {ends.end}. Newer tokens cannot be read until it ends; "

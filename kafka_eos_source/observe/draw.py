@@ -37,7 +37,7 @@ def frame(views: Sequence[QueryView], height: int | None) -> RenderableType:
     """
     if not views:
         return Text(
-            "No query of this user has run on this host during the last ten minutes. --all shows older ones."
+            "No query of this user has committed a micro-batch on this host during the last seven days."
         )
     if len(views) > 1:
         return _Overview(views)
@@ -87,7 +87,7 @@ class _Overview:
         for view in self._views:
             if view.status_text:
                 yield _plain(f"{view.title}: {view.status_text}", wording.STATUS[view.status])
-        yield Text("Name a query with --application-id to see its micro-batches.", "dim")
+        yield Text("`kafka-eos top QUERY` shows the micro-batches of one query.", "dim")
 
 
 class _Details:

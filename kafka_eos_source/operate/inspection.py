@@ -183,7 +183,7 @@ def known_application_id(given: str | None, checkpoint: Checkpoint | None) -> st
     if checkpoint is None:
         raise InvalidOptionError(
             "the application.id is not known, because --checkpoint is not set or names no checkpoint.",
-            fix="correct --checkpoint, or add --application-id.",
+            fix="correct --checkpoint, or name the query by the argument QUERY, its application.id.",
         )
     identity = checkpoint.identity
     if identity is not None and identity.query_id == checkpoint.query_id:
@@ -496,8 +496,7 @@ def _transactions(application_id: str, kafka: KafkaView) -> list[Finding]:
             Finding(
                 "an unfinished transaction is about to change the group's offsets: a driver is committing, "
                 "or died while committing. The offsets shown here were committed before this transaction.",
-                fix="if no driver runs, start the query or run "
-                f"kafka-eos fence --application-id {application_id} --yes",
+                fix=f"if no driver runs, start the query or run kafka-eos fence {application_id} --yes",
             )
         )
     open_since = [

@@ -625,7 +625,7 @@ SHAPES: Mapping[str, Shape | Lines] = {
     "state get": Lines(
         AnyNames("field of the row; `key` and `value` are objects with a field for each column")
     ),
-    "state ls": Object(local=[DATABASE], changelogs=[CHANGELOG]),
+    "state list": Object(local=[DATABASE], changelogs=[CHANGELOG]),
     "state lower-time": Object(
         application_id="the query",
         store="name of the store",

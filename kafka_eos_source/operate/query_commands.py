@@ -16,9 +16,10 @@ import click
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     ANCHOR_TOPIC,
-    APPLICATION_ID,
     CHECKPOINT,
     CONNECTION,
+    OPTIONAL_QUERY,
+    REQUIRED_QUERY,
     SOURCE_CLUSTER,
     STAGING,
     YES,
@@ -27,7 +28,6 @@ from kafka_eos_source.operate.shared import (
     deadline_of,
     facts_of,
     open_reader,
-    require_brokers,
     table_of,
     target_of,
     with_options,
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from kafka_eos_source.operate.shared import Target
     from kafka_eos_source.runtime.deadline import Deadline
 
-_QUERY = (APPLICATION_ID, ANCHOR_TOPIC, SOURCE_CLUSTER)
+_SINK = (ANCHOR_TOPIC, SOURCE_CLUSTER)
 
 
 @click.command()
-@with_options(CHECKPOINT, *_QUERY, STAGING, *CONNECTION, JSON)
+@with_options(OPTIONAL_QUERY, CHECKPOINT, *_SINK, STAGING, *CONNECTION, JSON)
 @click.pass_context
 def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) -> None:
     """Show the state of one query and what a restart would do.
 
     Reads Spark's offset and commit logs, the commit token, the group's offsets, the staged parts and open
-    transactions. Changes nothing. Name the query by --checkpoint, --application-id or both.
+    transactions. Changes nothing. Name the query by QUERY (its application.id), --checkpoint or both.
 
     Exit code: 0 = a restart continues; 3 = a restart would fail, or Kafka did not answer.
     """
@@ -73,8 +73,7 @@ def inspect(ctx: click.Context, /, as_json: bool, timeout: str, **options: Any) 
 
 
 @click.command()
-@click.option("--application-id", metavar="ID", required=True, help="The query's option application.id.")
-@with_options(*CONNECTION, YES, JSON)
+@with_options(REQUIRED_QUERY, *CONNECTION, YES, JSON)
 @click.pass_context
 def fence(
     ctx: click.Context, /, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any
@@ -82,8 +81,8 @@ def fence(
     """Abort the open transaction of a driver that is gone.
 
     Until such a transaction ends, read_committed consumers of the output wait. With --yes, the command
-    initialises the transactional id (= application.id): Kafka fences older producers with this id and aborts
-    their open transaction.
+    initialises the transactional id of QUERY, which is its application.id: Kafka fences older producers with
+    this id and aborts their open transaction.
 
     A restart of the query does the same. A driver that is still alive is not stopped: it takes the id back
     and writes its batch again, once.
@@ -94,12 +93,12 @@ def fence(
 
     deadline = deadline_of(timeout)
     query = {**options, "application_id": application_id}
-    target, found = _inspect(query, deadline, needs_kafka=True)
+    target, found = _inspect(query, deadline)
     if not as_json:
         click.echo(_group_state(application_id, found))
     if yes:
         fencing.fence(target.kafka or {}, application_id, deadline)
-        _, found = _inspect(query, deadline, needs_kafka=True)
+        _, found = _inspect(query, deadline)
     if as_json:
         print_document("fence", found, fenced=yes)
     elif yes:
@@ -116,7 +115,7 @@ def fence(
 
 
 @click.command()
-@with_options(CHECKPOINT, *_QUERY, *CONNECTION, YES, JSON)
+@with_options(OPTIONAL_QUERY, CHECKPOINT, *_SINK, *CONNECTION, YES, JSON)
 @click.option(
     "--committed",
     "outcome",
@@ -145,7 +144,7 @@ def adopt(
     timeout: str,
     **options: Any,
 ) -> None:
-    """Let a checkpoint continue from Kafka's last batch.
+    """Let a checkpoint continue from the last batch that Kafka holds of QUERY, its application.id.
 
     FOREIGN_QUERY, for a new checkpoint that replaces a lost one: shows which batch Kafka holds and the
     options to start the query with. After the query has planned its first batch, --yes hands the
@@ -159,7 +158,7 @@ def adopt(
     from kafka_eos_source.operate import repair as adopting
 
     deadline = deadline_of(timeout)
-    target, found = _inspect(options, deadline, needs_kafka=True)
+    target, found = _inspect(options, deadline)
     adoption = adopting.plan_adoption(found, target, adopting.BatchOutcome[outcome] if outcome else None)
     writes = yes and adoption.refused is None and adoption.request is not None
     if not as_json:
@@ -182,7 +181,7 @@ def adopt(
 
 
 @click.command()
-@with_options(CHECKPOINT, STAGING, *_QUERY, *CONNECTION, YES, JSON)
+@with_options(OPTIONAL_QUERY, CHECKPOINT, STAGING, *_SINK, *CONNECTION, YES, JSON)
 @click.option(
     "--older-than",
     default="1d",
@@ -206,7 +205,10 @@ def sweep(
     from kafka_eos_source.option_values import duration_ms
 
     names_query = options["checkpoint"] is not None or options["application_id"] is not None
-    target, found = _inspect(options, deadline_of(timeout)) if names_query else (target_of(options), None)
+    if names_query:
+        target, found = _inspect(options, deadline_of(timeout))
+    else:
+        target, found = target_of(options, needs_kafka=False), None
     swept = sweeping.plan_sweep(
         target.staging_location, found, duration_ms("--older-than", older_than) / 1000, time.time()
     )
@@ -243,19 +245,11 @@ def _group_state(application_id: str, found: Inspection) -> str:
     return f"Group {found.group_id!r} holds {held}; {transaction} about to change it."
 
 
-def _inspect(
-    options: dict[str, Any], deadline: Deadline, *, needs_kafka: bool = False
-) -> tuple[Target, Inspection]:
-    """Inspects the query that the options name.
-
-    Raises:
-        InvalidOptionError: if ``needs_kafka`` is set and the options name no brokers.
-    """
+def _inspect(options: dict[str, Any], deadline: Deadline) -> tuple[Target, Inspection]:
+    """Inspects the query that the options name."""
     from kafka_eos_source.operate.inspection import inspect as inspect_query
 
     target = target_of(options)
-    if needs_kafka:
-        require_brokers(target)
     with open_reader(target) as reader:
         return target, inspect_query(target, reader, deadline)
 
@@ -340,8 +334,7 @@ def _facts(found: Inspection) -> Iterable[tuple[str, str]]:
         else:
             yield (
                 "token",
-                f"transaction {token.sequence}, batch {token.batch_id}, {token.rows:,} rows, try "
-                f"{token.transaction_number}",
+                f"transaction {token.sequence}, batch {token.batch_id}, {token.rows:,} rows",
             )
             yield "  of query", f"{token.query_id}, run {token.run_id or 'unknown'}"
             yield "  digests", f"start {token.start_digest or '-'}, end {token.end_digest or '-'}"

@@ -523,7 +523,7 @@ def plan_sweep(
 
 def _token_batch(inspection: Inspection | None) -> tuple[int | None, str]:
     if inspection is None:
-        return None, "neither --checkpoint nor --application-id is set"
+        return None, "neither QUERY nor --checkpoint is set"
     if inspection.kafka is None:
         return None, "no brokers are set, or Kafka did not answer"
     token, checkpoint = inspection.kafka.token, inspection.checkpoint

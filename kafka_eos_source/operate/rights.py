@@ -16,10 +16,11 @@ import click
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
-    APPLICATION_ID,
+    CHECKPOINT,
     CONNECTION,
     DEAD_LETTER_TOPIC,
     INTERNAL_PREFIX,
+    OPTIONAL_QUERY,
     REPLAY_PREFIX,
     SOURCE_TOPICS,
     TOKEN_TOPIC,
@@ -472,10 +473,9 @@ def names_of(
 
 
 @click.command()
-@click.argument("folder", required=False, metavar="[CHECKPOINT]")
-@click.option("--checkpoint", metavar="URI", help="The same as the argument CHECKPOINT.")
-@APPLICATION_ID
-@click.option("--group-id", metavar="ID", help="The query's option kafka.group.id.")
+@OPTIONAL_QUERY
+@CHECKPOINT
+@click.option("--group", "group_id", metavar="ID", help="The query's option kafka.group.id.")
 @SOURCE_TOPICS
 @click.option(
     "--other-cluster", is_flag=True, help="The query reads another cluster than the one to which it writes."
@@ -516,7 +516,6 @@ def names_of(
 @click.option("--table", "as_table", is_flag=True, help="Print a table with the purpose of each right.")
 @with_options(*CONNECTION, JSON)
 def acls(
-    folder: str | None,
     batch: bool,
     source_principal: str,
     sink_principal: str,
@@ -529,11 +528,12 @@ def acls(
 ) -> None:
     """Print the least rights of each part of a query, as lines of kafka-acls.sh.
 
-    The names come from the checkpoint and the options. With --bootstrap-servers or --kafka-properties, the
-    command looks up in the query's group what they do not say: the output topic and the changelogs. Changes
-    nothing. Optional rights are printed as comments.
+    The names come from QUERY (an application.id), the checkpoint and the options. With --bootstrap-servers,
+    --kafka-properties or the variable KAFKA_EOS_BOOTSTRAP_SERVERS, the command looks up in the query's group
+    what they do not say: the output topic and the changelogs. Changes nothing. Optional rights are printed as
+    comments.
     """
-    names, asked = _names({**options, "checkpoint": options["checkpoint"] or folder}, batch=batch)
+    names, asked = _names(options, batch=batch)
     query = {
         "source": source_principal,
         "sink": sink_principal,
@@ -566,10 +566,10 @@ def _names(options: dict[str, Any], *, batch: bool) -> tuple[Names, bool]:
     # several topics, or none: rows name them in a column
     anchor_topic = anchor(options["anchor_topic"], only).topic if topics or batch else None
     given = {"token_topic": options["token_topic"], "dead_letter_topic": options["dead_letter_topic"]}
-    target = target_of({**options, "topic": options["anchor_topic"] or only})
+    target = target_of({**options, "topic": options["anchor_topic"] or only}, needs_kafka=False)
     asked = False
     if batch:
-        own = options["application_id"] and application_id("--application-id", options["application_id"])
+        own = options["application_id"] and application_id("QUERY", options["application_id"])
         names = of_batch_writes(own, options["group_id"], **given)
     else:
         found = None if target.checkpoint is None else read_checkpoint(target.checkpoint)

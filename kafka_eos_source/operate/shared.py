@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.runtime.commands import BROKERS_VARIABLE, DEFAULT_BROKERS, brokers_of_environment
 from kafka_eos_source.secrets import is_secret, url_secrets, urls_in
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 INTERNAL_PREFIX = "__"
 #: Prefix of the transactional ids and default groups of ``kafka-eos dead-letters replay``.
 REPLAY_PREFIX = "kafka-eos-replay-"
-#: Where ``kafka-eos broker`` listens.
-_DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: The options of a query, under the names of the sink's options.
 CHECKPOINT = click.option("--checkpoint", metavar="URI", help="The query's option checkpointLocation.")
-APPLICATION_ID = click.option("--application-id", metavar="ID", help="The query's option application.id.")
+#: The query that a command works on: its first argument.
+OPTIONAL_QUERY = click.argument("application_id", metavar="[QUERY]", required=False)
+REQUIRED_QUERY = click.argument("application_id", metavar="QUERY")
 ANCHOR_TOPIC = click.option(
     "--topic", metavar="TOPIC", help="The sink's option anchor.topic; if that is not set, its topic."
 )
@@ -61,7 +62,8 @@ CONNECTION = (
     click.option(
         "--bootstrap-servers",
         metavar="HOST:PORT,…",
-        help="Kafka brokers, as in the option kafka.bootstrap.servers.",
+        help=f"Kafka brokers, as in the option kafka.bootstrap.servers. Default: {BROKERS_VARIABLE}, else "
+        f"{DEFAULT_BROKERS}.",
     ),
     click.option(
         "--kafka",
@@ -183,20 +185,50 @@ def deadline_of(timeout: str) -> Deadline:
     return Deadline.after_ms(duration_ms("--timeout", timeout))
 
 
-def target_of(options: dict[str, Any]) -> Target:
+def target_of(options: dict[str, Any], *, needs_kafka: bool = True) -> Target:
     """Returns the query and the cluster that the options of a command name.
+
+    Args:
+        options: values by parameter name; those of `CONNECTION` are required.
+        needs_kafka: whether the command asks Kafka in any case: then `DEFAULT_BROKERS` are used if nothing
+            names brokers, and standard error says so. Otherwise the target has no cluster then.
+
+    Raises:
+        InvalidOptionError: if the query would refuse one of them.
+    """
+    kafka = _connection(options)
+    if _BOOTSTRAP not in kafka and needs_kafka:
+        click.echo(
+            f"No brokers are named: asking {DEFAULT_BROKERS}. Others: --bootstrap-servers, or the variable "
+            f"{BROKERS_VARIABLE}.",
+            err=True,
+        )
+        kafka[_BOOTSTRAP] = DEFAULT_BROKERS
+    return _target(options, kafka)
+
+
+def kafka_of(options: dict[str, Any]) -> dict[str, str]:
+    """Returns the librdkafka properties of the cluster that a command about topics asks.
 
     Args:
         options: values by parameter name; those of `CONNECTION` are required.
 
     Raises:
-        InvalidOptionError: if the query would refuse one of them.
+        InvalidOptionError: if a query would refuse one of them.
     """
-    pairs = options["pairs"]
+    return require_brokers(_target(options, {_BOOTSTRAP: DEFAULT_BROKERS, **_connection(options)}))
+
+
+def _connection(options: dict[str, Any]) -> dict[str, str]:
+    """Returns the ``kafka.*`` options of a command, with brokers if they or the variable name any."""
     file = options["properties"]
-    kafka = kafka_options(
-        options["bootstrap_servers"], pairs, file.read_text(encoding="utf-8") if file is not None else None
-    )
+    properties = file.read_text(encoding="utf-8") if file is not None else None
+    found = kafka_options(options["bootstrap_servers"], options["pairs"], properties)
+    named = brokers_of_environment()
+    return found if _BOOTSTRAP in found or named is None else {**found, _BOOTSTRAP: named}
+
+
+def _target(options: dict[str, Any], kafka: dict[str, str]) -> Target:
     if kafka:
         # errors are messages; what librdkafka logs would hide them
         kafka.setdefault("kafka.log_level", "0")
@@ -238,25 +270,10 @@ def require_brokers(target: Target) -> dict[str, str]:
     if target.kafka is None:
         raise InvalidOptionError(
             "this command needs Kafka, but no brokers are set.",
-            fix="add --bootstrap-servers, or --kafka-properties with a file that sets bootstrap.servers.",
+            fix="add --bootstrap-servers, or --kafka-properties with a file that sets bootstrap.servers, or "
+            f"set {BROKERS_VARIABLE}.",
         )
     return dict(target.kafka)
-
-
-def kafka_of(options: dict[str, Any]) -> dict[str, str]:
-    """Returns the librdkafka properties of a connection; without brokers, those of ``kafka-eos broker``.
-
-    Args:
-        options: values by parameter name; those of `CONNECTION` are required.
-
-    Raises:
-        InvalidOptionError: if a query would refuse one of them.
-    """
-    if options["bootstrap_servers"] is None and options["properties"] is None:
-        names = {each.partition("=")[0].strip() for each in options["pairs"]}
-        if not {"bootstrap.servers", "kafka.bootstrap.servers"} & names:
-            options = {**options, "bootstrap_servers": _DEFAULT_BOOTSTRAP}
-    return require_brokers(target_of(options))
 
 
 @contextmanager

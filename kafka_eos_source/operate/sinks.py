@@ -48,12 +48,8 @@ _QUERY = (
         help="How long to wait for answers from Kafka and from the sinks.",
     ),
 )
-_TRANSACTION = (
-    click.option(
-        "--sink", "name", metavar="NAME", required=True, help="Name of the sink in the option sinks."
-    ),
-    click.option("--id", "text", metavar="ID", required=True, help="Id, as `sinks list` shows it."),
-)
+#: The id of a prepared batch, as `sinks list` shows it. It contains the name of the sink.
+_TRANSACTION = click.argument("text", metavar="ID")
 
 
 @click.group()
@@ -111,41 +107,41 @@ def list_(ctx: click.Context, /, file: Path, as_json: bool, timeout: str) -> Non
 
 
 @sinks.command()
-@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
-def commit(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
+@with_options(_TRANSACTION, *_QUERY, YES, JSON)
+def commit(file: Path, timeout: str, text: str, yes: bool, as_json: bool) -> None:
     """Commit a prepared batch whose token is lost.
 
-    Use it if the batch is in Kafka's output. Refused if Kafka holds a token that decides the batch's fate,
-    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
+    ID is what `sinks list` shows. Use it if the batch is in Kafka's output. Refused if Kafka holds a token
+    that decides the batch's fate, and for a batch of another application.id or Kafka cluster. Without --yes,
+    it only checks this.
     """
-    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=True)
+    _resolve(file, timeout, text, yes=yes, as_json=as_json, commit=True)
 
 
 @sinks.command()
-@with_options(*_QUERY, *_TRANSACTION, YES, JSON)
-def abort(file: Path, timeout: str, name: str, text: str, yes: bool, as_json: bool) -> None:
+@with_options(_TRANSACTION, *_QUERY, YES, JSON)
+def abort(file: Path, timeout: str, text: str, yes: bool, as_json: bool) -> None:
     """Abort a prepared batch whose token is lost.
 
-    Use it if the batch is not in Kafka's output. Refused if Kafka holds a token that decides its fate,
-    and for a batch of another application.id or Kafka cluster. Without --yes, it only checks this.
+    ID is what `sinks list` shows. Use it if the batch is not in Kafka's output. Refused if Kafka holds a
+    token that decides its fate, and for a batch of another application.id or Kafka cluster. Without --yes, it
+    only checks this.
     """
-    _resolve(file, timeout, name, text, yes=yes, as_json=as_json, commit=False)
+    _resolve(file, timeout, text, yes=yes, as_json=as_json, commit=False)
 
 
-def _resolve(
-    file: Path, timeout: str, name: str, text: str, *, yes: bool, as_json: bool, commit: bool
-) -> None:
+def _resolve(file: Path, timeout: str, text: str, *, yes: bool, as_json: bool, commit: bool) -> None:
     txn = _parse_id(text)
     deadline = deadline_of(timeout)
     query = parse_query(file.read_text(encoding="utf-8"))
     kafka = read_kafka(query, deadline)
-    resolve(query, kafka, name, txn, deadline, commit=commit, only_check=not yes)
+    resolve(query, kafka, txn.sink, txn, deadline, commit=commit, only_check=not yes)
     batch = f"{txn} of application.id={query.application_id!r} on the Kafka cluster {kafka.cluster_id!r}"
     if as_json:
         action = "commit" if commit else "abort"
         print_document(
             f"sinks {action}",
-            sink=name,
+            sink=txn.sink,
             id=str(txn),
             application_id=query.application_id,
             cluster_id=kafka.cluster_id,
@@ -153,10 +149,10 @@ def _resolve(
             done=yes,
         )
     elif yes:
-        click.echo(f"Sink {name!r} has {'committed' if commit else 'aborted'} {batch}.")
+        click.echo(f"Sink {txn.sink!r} has {'committed' if commit else 'aborted'} {batch}.")
     else:
         verb = "commits" if commit else "aborts"
-        click.echo(f"With --yes: sink {name!r} {verb} {batch}. This cannot be undone.")
+        click.echo(f"With --yes: sink {txn.sink!r} {verb} {batch}. This cannot be undone.")
 
 
 def _parse_id(text: str) -> SinkTxn:
@@ -166,7 +162,7 @@ def _parse_id(text: str) -> SinkTxn:
     if txn is None:
         raise click.BadParameter(
             f"{text!r} is not an id; expected <application.id>-<cluster>-<sink>-<sequence>-<attempt>",
-            param_hint="--id",
+            param_hint="ID",
         )
     return txn
 
@@ -309,9 +305,14 @@ def resolve(
             f"will {decided.value} {txn}.",
             fix="start the query.",
         )
+    if sink_name not in {each.name for each in query.options.sinks}:
+        raise OperatorError(
+            f"the options have no sink {sink_name!r}, which prepared {txn}. Nothing was changed.",
+            fix="add it to the option sinks, with its options sink.…, as they were when it prepared.",
+        )
     with _opened(query, kafka) as sinks:
-        sink = sinks.get(sink_name)
-        if sink is None or txn not in sink.recover(deadline):
+        sink = sinks[sink_name]
+        if txn not in sink.recover(deadline):
             raise OperatorError(
                 f"sink {sink_name!r} does not hold {txn}.",
                 fix="run `kafka-eos sinks list`, which shows the ids that each sink holds.",

@@ -1,4 +1,4 @@
-"""The commands ``kafka-eos state ls``, ``get``, ``restore``, ``verify``, ``rescale`` and ``lower-time``."""
+"""The commands ``kafka-eos state list``, ``get``, ``restore``, ``verify``, ``rescale`` and ``lower-time``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import click
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.operate.json_documents import PROGRESS, document, print_document
 from kafka_eos_source.operate.shared import (
-    APPLICATION_ID,
     CONNECTION,
+    OPTIONAL_QUERY,
+    REQUIRED_QUERY,
     YES,
     ExitCode,
     console,
@@ -59,45 +60,43 @@ def state() -> None:
     """
 
 
-@state.command("ls")
-@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
+@state.command("list")
+@with_options(OPTIONAL_QUERY, _STATE_DIR, _STORE, *CONNECTION, JSON)
 def list_state(state_dir: str | None, store: str | None, as_json: bool, timeout: str, **options: Any) -> None:
     """List state databases on this machine and changelogs in Kafka.
 
     Databases, with --state-dir: the batch whose state they contain, their changelog offset, and pending
-    batches. Changelogs, with --application-id and brokers: the ends of each log, the committed offset and its
-    batch.
+    batches. Changelogs, with QUERY (an application.id): the ends of each log, the committed offset and its
+    batch. With both, Kafka is asked only if brokers are named.
     """
     from kafka_eos_source.operate import stores
 
-    target = target_of(options)
-    if state_dir is None and target.kafka is None:
-        raise InvalidOptionError(
-            "nothing to list: neither a state directory nor brokers are set.",
-            fix="add --state-dir, or --application-id and --bootstrap-servers, or both.",
-        )
+    if state_dir is None and options["application_id"] is None:
+        raise click.UsageError("name what to list: QUERY (an application.id), --state-dir, or both.")
+    target = target_of(options, needs_kafka=state_dir is None)
     local = [] if state_dir is None else stores.local_shards(state_dir, target.application_id, store)
     changelogs: list[ChangelogShard] = []
     application_id = ""
     with open_reader(target) as reader:
-        if reader is not None:
-            application_id = _application_id(target)
+        if reader is not None and target.application_id is not None:
+            application_id = target.application_id
             changelogs = stores.changelog_shards(
                 reader, group_of(application_id, target.group_id), application_id, store, deadline_of(timeout)
             )
     if as_json:
-        print_document("state ls", local=local, changelogs=changelogs)
+        print_document("state list", local=local, changelogs=changelogs)
         return
     out = console()
     if state_dir is not None:
         show_local(out, state_dir, local)
-    if target.kafka is not None:
+    if application_id:
         show_changelogs(out, application_id, changelogs)
 
 
 @state.command("get")
+@REQUIRED_QUERY
 @click.argument("key", nargs=-1)
-@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
+@with_options(_STATE_DIR, _STORE, _SNAPSHOTS, *CONNECTION, JSON)
 @click.option("--variable", metavar="NAME", help="State variable to read, if the store has several.")
 @click.option("--timers", is_flag=True, help="Show registered timers instead of a state variable.")
 @click.option("--prefix", metavar="TEXT", help="Show rows whose first key column begins with TEXT.")
@@ -117,14 +116,14 @@ def get(
 ) -> None:
     """Show rows of a store: of one KEY, of a prefix, or the first ones.
 
-    KEY is one value for each grouping column. The command reads the databases in --state-dir or the changelog
-    in Kafka; with both, it reads the databases as of the batch that Kafka holds. It takes no locks, so the
-    query may run.
+    QUERY is the application.id, KEY one value for each grouping column. The command reads the changelog in
+    Kafka, or the databases in --state-dir; with --state-dir and brokers, it reads the databases as of the
+    batch that Kafka holds. It takes no locks, so the query may run.
     """
     from kafka_eos_source.operate.stores import selected_rows
     from kafka_eos_source.state.reading.query import StateQuery
 
-    target = target_of(options)
+    target = target_of(options, needs_kafka=state_dir is None)
     with (
         _snapshots_explained(snapshot_location, as_json=as_json),
         StateQuery(
@@ -150,7 +149,7 @@ def get(
 
 
 @state.command("restore")
-@with_options(_STATE_DIR, APPLICATION_ID, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
+@with_options(REQUIRED_QUERY, _STATE_DIR, _STORE, _SNAPSHOTS, *CONNECTION, YES, JSON)
 @click.option(
     "--shard",
     "only",
@@ -208,7 +207,7 @@ def restore(
 
 
 @state.command("verify")
-@with_options(_STATE_DIR, APPLICATION_ID, _STORE, *CONNECTION, JSON)
+@with_options(REQUIRED_QUERY, _STATE_DIR, _STORE, *CONNECTION, JSON)
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -250,7 +249,7 @@ def verify(
 
 
 @state.command("rescale")
-@with_options(APPLICATION_ID, _STORE)
+@with_options(REQUIRED_QUERY, _STORE)
 @click.option("--shards", type=click.IntRange(1), required=True, help="New number of shards.")
 @with_options(*CONNECTION, YES, JSON)
 def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
@@ -317,7 +316,7 @@ def rescale(shards: int, store: str | None, yes: bool, as_json: bool, timeout: s
 
 
 @state.command("lower-time")
-@with_options(APPLICATION_ID, _STORE, *CONNECTION, YES, JSON)
+@with_options(REQUIRED_QUERY, _STORE, *CONNECTION, YES, JSON)
 def lower_time(store: str | None, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
     """Lower recorded processing times that are in the future.
 
@@ -406,7 +405,8 @@ def _query_options(target: Target) -> dict[str, str] | None:
 
 
 def _application_id(target: Target) -> str:
-    return require_option("--application-id", target.application_id)
+    assert target.application_id is not None, "the argument QUERY is required"
+    return target.application_id
 
 
 def _shards(only: tuple[int, ...], shards: int) -> list[int]:

@@ -470,8 +470,7 @@ def future_shards(
         raise TokenMissingError(
             f"the consumer group has no token of store {store!r} of application.id {application_id!r}, so "
             "there is no recorded time.",
-            fix="correct --application-id, --store or --kafka group.id=…; `kafka-eos state ls` lists the "
-            "stores.",
+            fix="correct QUERY, --store or --kafka group.id=…; `kafka-eos state list` lists the stores.",
         )
     return [
         LoweredShard(

@@ -13,6 +13,8 @@ from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     CONNECTION,
+    OPTIONAL_QUERY,
+    REQUIRED_QUERY,
     YES,
     console,
     deadline_of,
@@ -36,12 +38,8 @@ if TYPE_CHECKING:
     from kafka_eos_source.protocol.token import TokenRecord
     from kafka_eos_source.runtime.deadline import Deadline
 
-_TOPIC = click.option(
-    "--topic", "name", metavar="TOPIC", required=True, help="Token topic: the option token.topic."
-)
-_APPLICATION_ID = click.option(
-    "--application-id", metavar="ID", required=True, help="The query's option application.id."
-)
+#: The option token.topic of the queries.
+_TOPIC = click.argument("name", metavar="TOPIC")
 
 
 @click.group("token-topic")
@@ -54,7 +52,7 @@ def group() -> None:
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES, JSON)
+@with_options(_TOPIC, *CONNECTION, JSON)
 @click.option(
     "--partitions",
     default=1,
@@ -78,7 +76,6 @@ def create(
     partitions: int,
     replication_factor: int,
     min_insync_replicas: int | None,
-    yes: bool,
     as_json: bool,
     timeout: str,
     **options: Any,
@@ -91,27 +88,14 @@ def create(
     from kafka_eos_source.kafka import token_topic
 
     deadline, kafka = deadline_of(timeout), _kafka(options, name)
-    if yes:
-        topic, created = token_topic.create(
-            kafka,
-            name,
-            deadline,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            min_insync=min_insync_replicas,
-        )
-    else:
-        try:
-            topic, created = token_topic.check(kafka, name, deadline), False
-        except token_topic.NoTokenTopicError:
-            if as_json:
-                print_document("token-topic create", topic=name, topic_id=None, created=False, warnings=[])
-                return
-            config = ", ".join(f"{key}={value}" for key, value in token_topic.PROPERTIES.items())
-            click.echo(
-                f"With --yes: the command creates topic {name!r} with {partitions} partition(s) and {config}."
-            )
-            return
+    topic, created = token_topic.create(
+        kafka,
+        name,
+        deadline,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        min_insync=min_insync_replicas,
+    )
     if as_json:
         print_document("token-topic create", topic, topic=name, created=created)
         return
@@ -142,10 +126,9 @@ def describe(name: str, as_json: bool, timeout: str, **options: Any) -> None:
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, JSON)
-@click.option("--application-id", metavar="ID", help="Show only the query with this application.id.")
+@with_options(_TOPIC, OPTIONAL_QUERY, *CONNECTION, JSON)
 def show(name: str, application_id: str | None, as_json: bool, timeout: str, **options: Any) -> None:
-    """Show the newest record of each query.
+    """Show the newest record of each query in TOPIC, or that of QUERY, an application.id.
 
     Does not wait for open transactions: a batch that is being committed is not shown yet.
     """
@@ -164,10 +147,9 @@ def show(name: str, application_id: str | None, as_json: bool, timeout: str, **o
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES, JSON)
-@_APPLICATION_ID
+@with_options(_TOPIC, REQUIRED_QUERY, *CONNECTION, YES, JSON)
 def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: str, **options: Any) -> None:
-    """Delete the record of a retired query.
+    """Delete from TOPIC the record of a retired QUERY, an application.id.
 
     After that, its application.id can be reused. A query that still runs writes its record again with its
     next batch.
@@ -197,8 +179,7 @@ def forget(name: str, application_id: str, yes: bool, as_json: bool, timeout: st
 
 
 @group.command()
-@with_options(_TOPIC, *CONNECTION, YES, JSON)
-@_APPLICATION_ID
+@with_options(_TOPIC, REQUIRED_QUERY, *CONNECTION, YES, JSON)
 @click.option(
     "--checkpoint", metavar="URI", help="The query's option checkpointLocation; omit it for batch writes."
 )
@@ -211,7 +192,7 @@ def restore(
     timeout: str,
     **options: Any,
 ) -> None:
-    """Restore a lost consumer group from the query's record.
+    """Restore the lost consumer group of QUERY, an application.id, from its record in TOPIC.
 
     Only stateful queries need this before a restart; other queries restore their group with their next batch.
     A group that has lost nothing is not changed.

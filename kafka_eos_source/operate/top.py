@@ -15,9 +15,9 @@ import click
 from kafka_eos_source.errors import InvalidOptionError, OperatorError
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
-    APPLICATION_ID,
     CHECKPOINT,
     CONNECTION,
+    OPTIONAL_QUERY,
     Target,
     console,
     deadline_of,
@@ -36,12 +36,19 @@ if TYPE_CHECKING:
 
 #: Without a pause, the command would use a whole core.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
+#: How many queries that have ended are shown.
+_ENDED = 20
 
 
 @click.command()
+@OPTIONAL_QUERY
 @CHECKPOINT
-@APPLICATION_ID
-@click.option("--all", "ended", is_flag=True, help="Include queries that ended more than ten minutes ago.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help=f"Show all queries that ended during the last seven days, not only the newest {_ENDED}.",
+)
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval", default="1s", show_default=True, metavar="DURATION", help="Time between two frames."
@@ -50,7 +57,7 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.01, 3600.0
 def top(
     checkpoint: str | None,
     application_id: str | None,
-    ended: bool,
+    everything: bool,
     once: bool,
     as_json: bool,
     interval: str,
@@ -59,9 +66,9 @@ def top(
 ) -> None:
     """Show live what queries do: rates, lag, micro-batches by step, transactions, sinks.
 
-    Without arguments, shows all queries that this user runs on this host. For a query on another host, add
-    --bootstrap-servers: the token and the lag then come from Kafka. Changes nothing. Ctrl-C ends it. --json
-    prints one object per query, once.
+    Without QUERY (an application.id), shows the queries that this user runs on this host, and then those that
+    ended last. For a query on another host, add --bootstrap-servers: the token and the lag then come from
+    Kafka. Changes nothing. Ctrl-C ends it. --json prints one object per query, once.
     """
     from kafka_eos_source.option_values import duration_ms, invalid
 
@@ -71,9 +78,11 @@ def top(
     if checkpoint is None and application_id is None:
 
         def look() -> Sequence[QueryView]:
-            return views_of_host(ended=ended)
+            return views_of_host(everything=everything)
     else:
-        target = target_of({**given, "checkpoint": checkpoint, "application_id": application_id})
+        target = target_of(
+            {**given, "checkpoint": checkpoint, "application_id": application_id}, needs_kafka=False
+        )
         of_query = view_source(target, lambda: deadline_of(timeout))
 
         def look() -> Sequence[QueryView]:
@@ -111,19 +120,15 @@ def _show_live(look: Callable[[], Sequence[QueryView]], pause_seconds: float) ->
 
 # -- the views that top shows
 
-#: Queries that ended longer ago than this are shown only on request.
-_ENDED_SECONDS = 600.0
-#: Queries that have neither committed nor planned for this long are not read.
-_RECENT_SECONDS = 26 * 3600.0
 
 T = TypeVar("T")
 
 
-def views_of_host(*, ended: bool) -> list[QueryView]:
-    """Returns the queries of this user on this host, running ones first.
+def views_of_host(*, everything: bool = False) -> list[QueryView]:
+    """Returns the queries of this user on this host: those that run, then those that stopped or failed last.
 
     Args:
-        ended: whether to include queries that ended more than ten minutes ago.
+        everything: whether to return all that this host knows, and not only the newest ones that ended.
 
     Raises:
         OperatorError: if the figures cannot be read.
@@ -132,14 +137,15 @@ def views_of_host(*, ended: bool) -> list[QueryView]:
     from kafka_eos_source.observe.view import Status, view
 
     now = time.time()
-    found = [
-        view(each, now) for each in _readable(lambda: query_journals(0.0 if ended else now - _RECENT_SECONDS))
-    ]
-    if not ended:
-        found = [each for each in found if not _has_ended(each, now)]
-    return sorted(
-        found, key=lambda each: (each.status in (Status.STOPPED, Status.FAILED), each.application_id)
+    over = (Status.STOPPED, Status.FAILED)
+    found = [view(each, now) for each in _readable(query_journals)]
+    runs = sorted((each for each in found if each.status not in over), key=lambda each: each.application_id)
+    ended = sorted(
+        (each for each in found if each.status in over),
+        key=lambda each: each.status_since or 0.0,
+        reverse=True,
     )
+    return [*runs, *(ended if everything else ended[:_ENDED])]
 
 
 def view_source(target: Target, timeout: Callable[[], Deadline]) -> Callable[[], QueryView]:
@@ -230,13 +236,6 @@ def _readable(read: Callable[[], T]) -> T:
             f"cannot read the figures of the queries on this host: {error}.",
             fix="check the folder kafka-eos-live-<user id> in the system's temporary folder, or delete it.",
         ) from error
-
-
-def _has_ended(each: QueryView, now: float) -> bool:
-    from kafka_eos_source.observe.view import Status
-
-    ended = each.status in (Status.STOPPED, Status.FAILED)
-    return ended and (each.status_since is None or now - each.status_since > _ENDED_SECONDS)
 
 
 # -- metrics

@@ -16,10 +16,10 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.operate.json_documents import GROUP_LAG, document, print_document
 from kafka_eos_source.operate.shared import (
-    APPLICATION_ID,
     CHECKPOINT,
     CONNECTION,
     INTERNAL_PREFIX,
+    OPTIONAL_QUERY,
     REGISTRY,
     console,
     deadline_of,
@@ -42,10 +42,7 @@ _PAUSE_SECONDS = 0.5
 
 @click.group()
 def topics() -> None:
-    """List, create and describe topics.
-
-    Without --bootstrap-servers, all commands use 127.0.0.1:9092, where `kafka-eos broker` listens.
-    """
+    """List, create and describe topics."""
 
 
 @topics.command("list")
@@ -65,7 +62,7 @@ def list_topics(internal: bool, as_json: bool, timeout: str, **given: Any) -> No
 
 
 @topics.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True)
 @with_options(*CONNECTION, JSON)
 @click.option(
     "--partitions", default=1, show_default=True, type=click.IntRange(min=1), help="Number of partitions."
@@ -111,7 +108,7 @@ def create(
 
 
 @topics.command()
-@click.argument("name")
+@click.argument("name", metavar="TOPIC")
 @with_options(*CONNECTION, JSON)
 def describe(name: str, as_json: bool, timeout: str, **given: Any) -> None:
     """Show a topic's partitions, transactions and properties."""
@@ -225,8 +222,8 @@ def tail(
 
 
 @click.command()
+@OPTIONAL_QUERY
 @CHECKPOINT
-@APPLICATION_ID
 @click.option("--group", "group_id", metavar="ID", help="A consumer group: a query's, or any other.")
 @with_options(*CONNECTION, JSON)
 @click.option("--watch", is_flag=True, help="Measure again every two seconds until Ctrl-C.")
@@ -239,13 +236,16 @@ def lag(
     timeout: str,
     **given: Any,
 ) -> None:
-    """Show how far a query is behind its source topics."""
+    """Show how far a query is behind its source topics.
+
+    Name the query by QUERY (its application.id), --checkpoint or --group.
+    """
     from kafka_eos_source.kafka.admin import ClusterReader
     from kafka_eos_source.kafka.config import admin_config
     from kafka_eos_source.operate.inspection import known_application_id, read_checkpoint
 
     if (checkpoint, application_id, group_id) == (None, None, None):
-        raise click.UsageError("name the query: --checkpoint, --application-id or --group.")
+        raise click.UsageError("name the query: QUERY (its application.id), --checkpoint or --group.")
     kafka = kafka_of(given)
     found = read_checkpoint(checkpoint) if checkpoint is not None else None
     if group_id is None:

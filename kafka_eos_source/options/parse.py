@@ -597,6 +597,39 @@ def parse_table(
     return found, kafka
 
 
+def divide(options: Mapping[str, str], *kinds: str) -> list[dict[str, str]]:
+    """Returns for each kind of read or write those of the options that it takes; does not parse their values.
+
+    Args:
+        options: options for several kinds of reads and writes.
+        *kinds: the kinds, such as `table.STREAM_READ`.
+
+    Raises:
+        InvalidOptionError: if an option is unknown, or none of the kinds takes it.
+    """
+    found: list[dict[str, str]] = [{} for _ in kinds]
+    for key, value in options.items():
+        name = key.lower()
+        if name.startswith("kafka.") and name != "kafka.":
+            takers = kinds
+        elif name.startswith(sink_options.PREFIX):
+            takers = (STREAM_WRITE,)
+        elif name not in BY_NAME:
+            raise _unknown(key, value, *kinds)
+        else:
+            takers = BY_NAME[name].where
+        if not set(takers).intersection(kinds):
+            raise InvalidOptionError(
+                f"option {key!r} cannot be used for a {', '.join(kinds[:-1])} or {kinds[-1]}, only for a "
+                f"{' or '.join(takers)}.",
+                fix="remove it.",
+            )
+        for number, kind in enumerate(kinds):
+            if kind in takers:
+                found[number][key] = value
+    return found
+
+
 def has_brokers(kafka: Mapping[str, str]) -> bool:
     """Returns whether the ``kafka.*`` options (without prefix) name at least one broker."""
     return any(kafka.get(name, "").strip() for name in ("bootstrap.servers", "metadata.broker.list"))
@@ -642,7 +675,7 @@ def _is_ignored(name: str, value: str) -> bool:
     return name in _SPARK_OPTIONS or name.startswith("__")
 
 
-def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
+def _unknown(key: str, value: str, *kinds: str) -> InvalidOptionError:
     """Returns the error for an unknown option, with similar names.
 
     It shows the value only if all similar names are options of this package. Otherwise the value may be a
@@ -655,7 +688,7 @@ def _unknown(key: str, value: str, where: str) -> InvalidOptionError:
     elif config.is_known(bare):
         near = [f"kafka.{bare}"]
     else:
-        here = {option.name.lower(): option.name for option in OPTIONS if where in option.where}
+        here = {option.name.lower(): option.name for option in OPTIONS if set(kinds) & set(option.where)}
         here["kafka.bootstrap.servers"] = "kafka.bootstrap.servers"
         near = [here[each] for each in difflib.get_close_matches(name, here, n=2, cutoff=0.6)]
     showable = bool(near) and all(each.lower() in BY_NAME for each in near) and not config.is_secret(name)

@@ -32,6 +32,12 @@ STEP_IN_READ = "step.in.read"
 #: secrets by name, as it does for the sink and the operator.
 SINK_IN_READ = "step.in.read.write."
 OPERATOR_IN_READ = "step.in.read.operator."
+#: Prefix of the options of a read that only checks a query before it starts (`datasource.start_checks`).
+CHECK = "check.query."
+
+
+#: Option by which the user states that producers choose the partition by the record's key.
+KEYED = "partitioned.by.key"
 
 
 @dataclass(frozen=True)
@@ -325,6 +331,17 @@ OPTIONS: tuple[Option, ...] = (
         "Columns to read, in this order. The source does not build the others. If the list contains "
         "`headers`, `includeHeaders` is not needed.",
         shown_default="all",
+    ),
+    Option(
+        KEYED,
+        (STREAM_READ,),
+        values.boolean,
+        "boolean",
+        "States that all producers of the topics choose the partition by the record's key, as Java clients, Spark "
+        "and this sink do. A stateful operator that groups by the key then needs no shuffle: without the argument "
+        '`shards`, it has `shards="partitions"`; see [state.md](state.md#one-shard-for-each-partition-of-the-input).',
+        default=False,
+        idle=(BATCH_READ,),
     ),
     Option(
         STEP_IN_READ,

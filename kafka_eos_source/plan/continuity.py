@@ -80,7 +80,7 @@ def reconcile(
     if gone:
         losses.append(Loss("PARTITIONS_GONE", f"{_list(gone)}: deleted from the cluster"))
     if dropped:
-        losses.append(Loss(_DROPPED, f"{_list(dropped)}: no longer included in the options of the source"))
+        losses.append(_no_longer_read(dropped))
     changed = recreated(topic_ids, current_ids)
     losses += [
         Loss("TOPIC_RECREATED", f"topic {topic!r} was deleted and recreated (its id changed)")
@@ -175,6 +175,24 @@ def lost_since_planned(
                 )
             )
     return losses
+
+
+def _no_longer_read(partitions: Collection[TopicPartition]) -> Loss:
+    return Loss(_DROPPED, f"{_list(partitions)}: no longer included in the options of the source")
+
+
+def check_topics_of_checkpoint(position: Offsets, reads_topic: Callable[[str], bool]) -> None:
+    """Checks that a source still reads a topic of its position in the checkpoint.
+
+    Args:
+        position: next offset to read per partition.
+        reads_topic: returns whether the options of the source include a topic.
+
+    Raises:
+        DataLossError: if not: it is probably the checkpoint of another query.
+    """
+    if position and not any(reads_topic(tp.topic) for tp in position):
+        raise data_loss([_no_longer_read(sorted(position))], other_topics=True)
 
 
 def data_loss(losses: Collection[Loss], *, other_topics: bool = False) -> DataLossError:

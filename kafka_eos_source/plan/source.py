@@ -111,6 +111,7 @@ class SourcePlan:
             UnavailableError: if no broker answers in time.
             AuthorizationError: if the brokers refuse a request.
         """
+        self._admin.new_query()
         topics = self._topics()
         offsets, epochs = self._resolve(self._options.starting, topics.partitions)
         self._initial = self._position(offsets, offsets, topics, epochs)

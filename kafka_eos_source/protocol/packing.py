@@ -218,6 +218,17 @@ def packets(column: pa.BinaryArray) -> Iterator[Packet]:
     return (unpack_packet(memoryview(each)) for each in values(column))
 
 
+def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
+    """Returns the data rows of a batch, and the packets of an operator before this one."""
+    if CHANGELOG not in batch.schema.names:
+        return batch, pa.array([], pa.binary())
+    packets = batch.column(CHANGELOG)
+    rows = batch.drop_columns([CHANGELOG])
+    return (
+        rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
+    ), packets.drop_null()
+
+
 def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     """Reads a packet.
 
@@ -241,7 +252,7 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     except (*SHAPE_ERRORS, struct.error) as error:
         raise StateError(
             f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
-            fix=f"pass the column {CHANGELOG!r} on exactly as transform returned it.",
+            fix=f"pass the column {CHANGELOG!r} on exactly as the operator returned it.",
         ) from error
     raise StateError(
         f"column {CHANGELOG!r} has version {version}, but this sink reads version {_VERSION}.",

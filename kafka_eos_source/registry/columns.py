@@ -17,7 +17,7 @@ from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Converted, Schema, SchemaFormat
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.schema import invalid_record
+from kafka_eos_source.spark.schema import invalid_record, record_place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -344,13 +344,9 @@ def _column(
         return result
     # The JVM raises the error, and only for rows whose value is used: Spark calls Python functions for all
     # rows, also where they are in a branch of CASE WHEN that the row does not take.
-    where = [f.lit("the record")]
-    if located:
-        for name in ("topic", "partition", "offset"):
-            where += [f.lit(f" of {name} "), f.coalesce(f.col(name).cast("string"), f.lit("null"))]
     message = f.concat(
-        f.lit(f"[{InvalidRecordError.condition}] "),
-        *where,
+        f.lit(f"[{InvalidRecordError.condition}] the "),
+        record_place() if located else f.lit("record"),
         f.lit(f" cannot be {done}: "),
         result[ERROR],
         f.lit(". Fix: repair the producer or the schema; mode='permissive' returns the error instead."),

@@ -1,8 +1,9 @@
-"""What all commands share: the option ``--json``, how they print JSON and errors, and signals."""
+"""What all commands share: ``--json``, how they print JSON and errors, default brokers, and signals."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,11 @@ from kafka_eos_source.errors import KafkaEosError
 #: Key in click's context under which a command notes that ``--json`` is set.
 _AS_JSON = "kafka_eos_source.as_json"
 
+#: The environment variable with the brokers of commands whose arguments name none.
+BROKERS_VARIABLE = "KAFKA_EOS_BOOTSTRAP_SERVERS"
+#: The brokers if nothing names any: where ``kafka-eos broker`` listens.
+DEFAULT_BROKERS = "127.0.0.1:9092"
+
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -26,6 +32,11 @@ def _note(ctx: click.Context, _parameter: click.Parameter, value: bool) -> bool:
 
 
 JSON = click.option("--json", "as_json", is_flag=True, callback=_note, help="Print JSON, for programs.")
+
+
+def brokers_of_environment() -> str | None:
+    """Returns the brokers that `BROKERS_VARIABLE` names; None if it is not set, or empty."""
+    return os.environ.get(BROKERS_VARIABLE) or None
 
 
 def wants_json(ctx: click.Context) -> bool:

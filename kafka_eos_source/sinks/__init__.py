@@ -1,9 +1,14 @@
-"""Two-phase sinks: external systems that receive each micro-batch exactly once, together with Kafka."""
+"""Two-phase sinks: external systems that receive each micro-batch exactly once, together with Kafka.
+
+Queries name them by options, or by `kafka_eos_source.delta`, `kafka_eos_source.sql` and so on. Those are not
+in this package's namespace, because it has modules of these names.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kafka_eos_source.sinks.constructors import Sink
     from kafka_eos_source.sinks.contract import (
         OK,
         Fatal,
@@ -18,7 +23,6 @@ if TYPE_CHECKING:
         TwoPhaseSink,
     )
     from kafka_eos_source.sinks.sink_options import SinkOption
-    from kafka_eos_source.sinks.specs import with_two_phase_sinks
 
 __all__ = [
     "OK",
@@ -26,6 +30,7 @@ __all__ = [
     "Ok",
     "Outcome",
     "Retryable",
+    "Sink",
     "SinkContext",
     "SinkOption",
     "SinkTxn",
@@ -33,13 +38,14 @@ __all__ = [
     "StageContext",
     "Staged",
     "TwoPhaseSink",
-    "with_two_phase_sinks",
 ]
+
+_DEFINED_IN = {"Sink": "constructors", "SinkOption": "sink_options"}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use: all queries parse the sinks' options, and few have a sink."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = {"SinkOption": "sink_options", "with_two_phase_sinks": "specs"}.get(name, "contract")
+    place = _DEFINED_IN.get(name, "contract")
     return getattr(import_module(f"kafka_eos_source.sinks.{place}"), name)

@@ -321,19 +321,42 @@ class TwoPhaseSink(ABC):
     def risks(self) -> Sequence[str]:
         """Describes the cases in which `commit` may refuse a batch that `prepare` accepted.
 
-        The driver calls this after `check`, before the first batch, and logs each case as a warning.
+        The driver calls this after `make_ready`, before the first batch, and logs each case as a warning.
         """
         return ()
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
-        """Checks on the driver, before the first batch of a run, that the sink accepts this schema.
+        """Checks that the sink can write rows of this schema, without any effect on its target. Optional.
+
+        A query calls this when it is started, so that mistakes are found before the first batch. Check what
+        the target tells without being changed: that it can be reached, that it accepts the login, that the
+        table or the folder above it exists and may be written, and that the table has the columns.
+
+        Anybody may call this at any time, also while the query runs in another process. So it must not write,
+        create, lock or fence anything. The sink is open, and its `context` has no `store`; the application id
+        and the cluster id in it are placeholders if they are not known yet.
+
+        Args:
+            schema: schema of the rows.
+            deadline: time limit of the call.
+
+        Raises:
+            OperatorError: if the sink cannot write such rows until somebody changes something.
+            RetriableError, OSError: if the target cannot be reached now.
+        """
+        return
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        """Makes the target ready for rows of this schema, on the driver, before the first batch of a run.
+
+        This is where a sink creates its table or folder. The default calls `check`.
 
         Raises:
             InvalidSchemaError, InvalidOptionError: if the sink cannot accept such rows.
-            RetriableError, OSError: if the sink cannot check now. The driver checks again with the first
-                batch.
+            RetriableError, OSError: if the target cannot be reached now. The driver calls again with the
+                first batch.
         """
-        return
+        self.check(schema, deadline)
 
     def stage(self, context: StageContext) -> Stage:
         """Returns a writer for the rows of one task attempt. Called in an executor, if there are rows.

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -24,6 +25,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
@@ -38,14 +40,14 @@ from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
-    BUFFER_BYTES,
     CREATE,
     FAIL,
     STAGE_SECONDS,
     TableFormatSink,
     fitting_table,
+    unfit,
 )
-from kafka_eos_source.sinks.targets import location
+from kafka_eos_source.sinks.targets import check_folder, location
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -60,6 +62,8 @@ _STORES = (
     *("azure_storage_endpoint", "azure_endpoint", "azure_storage_account_name", "account_name"),
 )
 COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
+#: Storage options for `Target.check`, so that an object store that does not answer is noticed in time.
+_IMPATIENT = {"max_retries": "1", "retry_timeout": "4s", "timeout": "4s", "connect_timeout": "2s"}
 #: Number of commits that are searched for an earlier id. Only a fenced driver asks for one.
 _SEARCHED_COMMITS = 1000
 
@@ -82,15 +86,7 @@ def json_texts(name: str, value: str) -> Mapping[str, str]:
 class DeltaSink(TableFormatSink["DeltaTable"]):
     """``type=delta``: appends to a Delta Lake table.
 
-    Args:
-        path: URI of the table's folder.
-        storage: storage options of delta-rs.
-        create: whether to create the table if it does not exist.
-        partition_by: partition columns of a table that the sink creates.
-        properties: properties of a table that the sink creates.
-        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
-        compression: compression of Parquet's pages.
-        buffer_bytes: size of the rows that a task buffers before it writes a file.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.delta` is for users.
     """
 
     failpoint_after_commit = "sink.delta.after_version"
@@ -141,19 +137,17 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
 
     def __init__(
         self,
+        *,
         path: str,
-        storage: Mapping[str, str] | None = None,
-        create: bool = True,
-        partition_by: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        schema_evolution: str = FAIL,
-        compression: str = "snappy",
-        buffer_bytes: int = BUFFER_BYTES,
+        storage: Mapping[str, str],
+        create: bool,
+        partition_by: Sequence[str],
+        properties: Mapping[str, str],
+        schema_evolution: str,
+        compression: str,
+        buffer_bytes: int,
     ) -> None:
-        require("deltalake", "delta")
-        self._to = Target(
-            path, dict(storage or {}), create, tuple(partition_by), dict(properties or {}), schema_evolution
-        )
+        self._to = Target(path, storage, create, tuple(partition_by), properties, schema_evolution)
         self.compression = compression
         self.buffer_bytes = buffer_bytes
 
@@ -166,6 +160,9 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         return location(self._to.uri, next((stated[name] for name in _STORES if name in stated), None))
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self._to.check(schema)
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._to.ready(schema, deadline)
         self.notes()
 
@@ -300,15 +297,47 @@ class Target:
     properties: Mapping[str, str]
     evolution: str
 
-    def load(self) -> DeltaTable | None:
-        """Loads the current version of the table; returns None if the table does not exist."""
+    @property
+    def name(self) -> str:
+        """Name of the table, for errors."""
+        return f"Delta table {self.uri!r}"
+
+    def load(self, **storage: str) -> DeltaTable | None:
+        """Loads the current version of the table; returns None if the table does not exist.
+
+        Args:
+            storage: storage options that apply unless the user set them.
+        """
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return DeltaTable(self.uri, storage_options=dict(self.storage))
+            return DeltaTable(self.uri, storage_options={**storage, **self.storage})
         except TableNotFoundError:
             return None
+
+    def check(self, schema: pa.Schema) -> None:
+        """Checks that `ready` would succeed, without changing anything.
+
+        Raises:
+            InvalidOptionError, InvalidSchemaError: as `ready`.
+            UnavailableError, OSError: if the folder cannot be reached, or is not writable.
+        """
+        is_local = urlsplit(self.uri).scheme in ("", "file")
+        table = self.load(**({} if is_local else _IMPATIENT))
+        if table is None:
+            self._check_creation(schema)
+        else:
+            problem, added = self._misfit(table, schema)
+            if added:
+                new = _delta_schema(_selected(schema, added))
+                problem = schema_mismatch(
+                    pa.schema([*arrow_schema(table), *pa.schema(new.to_arrow())]), schema
+                )
+            if problem:
+                raise unfit(self.name, f"{problem}.", self.evolution)
+        if is_local:
+            check_folder(*file_system(self.uri), self.uri)
 
     def ready(self, schema: pa.Schema, deadline: Deadline) -> DeltaTable:
         """Loads the table; creates it or adds columns, if necessary and allowed, for rows of this schema.
@@ -324,23 +353,34 @@ class Target:
 
         def evolve() -> tuple[DeltaTable, str]:
             table = self.load() or self._create(schema)
-            if unsupported := unsupported_features(table):
-                raise InvalidOptionError(
-                    f"the Delta table {self.uri!r} uses features that this sink cannot write: {unsupported}.",
-                    fix="write to a table without these features.",
-                )
-            problem = schema_mismatch(arrow_schema(table), schema)
-            if problem and self.evolution == ADD and (added := new_columns(arrow_schema(table), schema)):
-                self._add(table, schema, added)
+            problem, added = self._misfit(table, schema)
+            if added:
+                table.alter.add_columns(_delta_schema(_selected(schema, added)).fields)
                 return evolve()
             return table, problem and f"{problem}."
 
-        return fitting_table(evolve, CommitFailedError, f"Delta table {self.uri!r}", self.evolution, deadline)
+        return fitting_table(evolve, CommitFailedError, self.name, self.evolution, deadline)
 
-    def _create(self, schema: pa.Schema) -> DeltaTable:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+    def _misfit(self, table: DeltaTable, schema: pa.Schema) -> tuple[str, list[str]]:
+        """Returns why rows of a schema do not fit the table ("" if they do), and the columns to add to it.
 
+        Raises:
+            InvalidOptionError: if the table has features that this sink cannot write.
+        """
+        if unsupported := unsupported_features(table):
+            raise InvalidOptionError(
+                f"the {self.name} uses features that this sink cannot write: {unsupported}.",
+                fix="write to a table without these features.",
+            )
+        problem = schema_mismatch(arrow_schema(table), schema)
+        return problem, new_columns(arrow_schema(table), schema) if problem and self.evolution == ADD else []
+
+    def _check_creation(self, schema: pa.Schema) -> None:
+        """Checks that the table, which does not exist, may be created and can hold rows of this schema.
+
+        Raises:
+            InvalidOptionError, InvalidSchemaError: if not.
+        """
         if not self.create:
             raise InvalidOptionError(
                 f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
@@ -354,6 +394,12 @@ class Target:
                 fix="correct the option.",
             )
         _delta_schema(schema)
+
+    def _create(self, schema: pa.Schema) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        self._check_creation(schema)
         try:
             return DeltaTable.create(
                 self.uri,
@@ -367,14 +413,14 @@ class Target:
             found = self.load()
             if found is None:
                 raise InvalidOptionError(
-                    f"the Delta table {self.uri!r} cannot be created: {error}.",
+                    f"the {self.name} cannot be created: {error}.",
                     fix="correct sink.<name>.properties and sink.<name>.partition.by.",
                 ) from error
             return found  # another process created the table first
 
-    def _add(self, table: DeltaTable, schema: pa.Schema, added: list[str]) -> None:
-        fields = _delta_schema(pa.schema([schema.field(name) for name in added])).fields
-        table.alter.add_columns(fields)
+
+def _selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names])
 
 
 def _delta_schema(schema: pa.Schema) -> Schema:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, UnavailableError
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks import formats
@@ -30,7 +30,7 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile, committed_files
 from kafka_eos_source.sinks.sink_options import SinkOption
-from kafka_eos_source.sinks.targets import location
+from kafka_eos_source.sinks.targets import check_folder, location, not_writable
 
 __all__ = ["FilesystemSink", "committed_files"]
 
@@ -48,10 +48,7 @@ _MAX_NAME_BYTES = 194
 class FilesystemSink(TwoPhaseSink):
     """``type=filesystem``: writes Parquet, JSON lines or CSV files to a shared folder.
 
-    Args:
-        path: URI or path of a folder that driver and executors share, on any file system of ``pyarrow.fs``.
-        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
-        compression: compression of Parquet's pages.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.files` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -67,7 +64,13 @@ class FilesystemSink(TwoPhaseSink):
         formats.COMPRESSION,
     )
 
-    def __init__(self, path: str, format: str = "parquet", compression: str = "default") -> None:
+    def __init__(
+        self,
+        *,
+        path: str,
+        format: str,
+        compression: str,
+    ) -> None:
         self.path = path
         self.format = format
         self.compression = compression
@@ -80,6 +83,17 @@ class FilesystemSink(TwoPhaseSink):
         return location(self.path)
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self._check_options(schema)
+        check_folder(self._at.fs, self._at.root, self.path)
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        self._check_options(schema)
+        try:
+            self._at.make_private()
+        except PermissionError as error:
+            raise not_writable(self.path, error) from error
+
+    def _check_options(self, schema: pa.Schema) -> None:
         formats.check(self.format, schema)
         names = f"{self.context.application_id}{self.context.name}".encode()
         if self._at.renames_folders and len(names) > _MAX_NAME_BYTES:
@@ -88,13 +102,6 @@ class FilesystemSink(TwoPhaseSink):
                 f"together; expected at most {_MAX_NAME_BYTES}, because file names contain both.",
                 fix="choose a shorter application.id before the first batch.",
             )
-        try:
-            self._at.make_private()
-        except PermissionError as error:
-            raise UnavailableError(
-                f"sink {self.context.name!r} cannot write to the folder {self.path!r}: {error}.",
-                fix="give driver and executors write access to the folder.",
-            ) from error
 
     def stage(self, context: StageContext) -> Stage:
         return _File(self, self._at, context)

@@ -31,11 +31,10 @@ FORMAT = SinkOption(
 )
 COMPRESSION = SinkOption(
     "compression",
-    values.choice("default", "none", "snappy", "zstd", "gzip", "lz4"),
-    "default",
+    values.choice("none", "snappy", "zstd", "gzip", "lz4"),
+    "snappy",
     "`none`, `snappy`, `zstd`, `gzip`, `lz4`",
     "Compression of Parquet's pages.",
-    "snappy",
 )
 
 
@@ -53,11 +52,10 @@ def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -
         kind: value of the option `FORMAT`.
         out: open stream, which the caller closes.
         schema: schema of the batches.
-        compression: value of the option `COMPRESSION`; ``default`` means snappy.
+        compression: value of the option `COMPRESSION`.
     """
     if kind == "parquet":
-        codec = "snappy" if compression == "default" else compression
-        parquet: Writer = pq.ParquetWriter(out, schema, compression=codec)
+        parquet: Writer = pq.ParquetWriter(out, schema, compression=compression)
         return parquet
     if kind == "csv":
         # RFC 4180 with a header; null is an empty field, an empty string is ""

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import (
@@ -49,6 +49,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.http_client import (
+    Answer,
     Call,
     Credentials,
     Meaning,
@@ -57,6 +58,7 @@ from kafka_eos_source.sinks.http_client import (
     Transport,
     meaning_of,
     pending_ids,
+    state_of,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
@@ -128,19 +130,7 @@ def _header(name: str, value: str) -> str:
 class HttpSink(TwoPhaseSink):
     """``type=http``: sends each batch to a web service.
 
-    Args:
-        url: URL under which the service's endpoints are (``two-phase``), or that receives the rows itself
-            (``idempotency-key``).
-        mode: ``two-phase`` or ``idempotency-key``.
-        format: ``json`` (JSON lines) or ``arrow`` (an Arrow IPC stream).
-        auth: value of the header ``auth_header``.
-        auth_env: environment variable of the driver that contains the value of ``auth_header`` instead.
-        auth_header: header that authenticates the client.
-        timeout: time limit in ms for connecting, and for each wait for an answer.
-        retries: number of retries of one call, before the driver retries the whole commit.
-        ca_file: PEM file with the certificates to trust; None for the system's.
-        allow_http: whether credentials may be sent over plain http.
-        key_header, status_url, on_conflict: options that only ``idempotency-key`` uses.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.http` is for users.
 
     Raises:
         InvalidOptionError: if two options contradict each other.
@@ -245,19 +235,20 @@ class HttpSink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         url: str,
-        mode: str = TWO_PHASE,
-        format: str = "json",
-        auth: str | None = None,
-        auth_env: str | None = None,
-        auth_header: str = "Authorization",
-        timeout: int = 30_000,
-        retries: int = 3,
-        ca_file: str | None = None,
-        allow_http: bool = False,
-        key_header: str | None = None,
-        status_url: str | None = None,
-        on_conflict: str | None = None,
+        mode: str,
+        format: str,
+        auth: str | None,
+        auth_env: str | None,
+        auth_header: str,
+        timeout: int,
+        retries: int,
+        ca_file: str | None,
+        allow_http: bool,
+        key_header: str | None,
+        status_url: str | None,
+        on_conflict: str | None,
     ) -> None:
         if auth is not None and auth_env is not None:
             raise InvalidOptionError(
@@ -346,6 +337,11 @@ class HttpSink(TwoPhaseSink):
             formats.check("json", schema)
         self._protocol.check(deadline)
 
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        if self.format == "json":
+            formats.check("json", schema)
+        self._protocol.make_ready(deadline)
+
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         return self._protocol.prepare(txn, staged, deadline)
 
@@ -380,7 +376,10 @@ class Protocol(ABC):
 
     @abstractmethod
     def check(self, deadline: Deadline) -> None:
-        """Checks the configuration and, if the protocol allows it, that the service accepts requests."""
+        """Checks that the service can be reached and, if the protocol allows it, that it accepts requests."""
+
+    @abstractmethod
+    def make_ready(self, deadline: Deadline) -> None: ...
 
     @abstractmethod
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome: ...
@@ -418,6 +417,9 @@ class TwoPhase(Protocol):
         """
         self.recover(deadline)
 
+    def make_ready(self, deadline: Deadline) -> None:
+        self.check(deadline)
+
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         content = encode_body(self.kind, staged.schema, staged.batches())
         call = Call(
@@ -446,11 +448,7 @@ class TwoPhase(Protocol):
             message = (
                 f"GET {target}: {answer}; expected a JSON object of at most 4 MiB with the list 'pending'"
             )
-            if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
-                raise SinkRetryableError(message)
-            raise SinkFailedError(
-                message, fix="correct the option 'url' or the service; see docs/sink-http.md."
-            )
+            raise _unexpected(message, answer, "url")
         return sorted({txn for each in ids if (txn := self.context.own(each)) is not None})
 
     def _send(self, what: str, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -492,7 +490,34 @@ class OneRequest(Protocol):
     _last_committed: SinkTxn | None = field(default=None, init=False)
 
     def check(self, deadline: Deadline) -> None:
-        """Checks the configuration only, because every request to the service would have to contain rows.
+        """Asks for the state of an id that nobody used; without ``status.url``, only connects to the service.
+
+        Every other request would have to contain rows.
+
+        Raises:
+            InvalidOptionError: if the credentials or certificates cannot be used.
+            SinkFailedError, SinkRetryableError: if the service cannot be reached, or does not report a state.
+        """
+        transport = self.client.transport
+        transport.credentials.headers()
+        if self.status is None:
+            if failure := transport.connect(deadline):
+                raise SinkRetryableError(f"{shown_url(self.url)}: {failure}")
+            return
+        unused = str(self.context.txn(0, SinkTxn.new_attempt()))
+        answer = transport.request(
+            "GET", _target(self.status.replace("{id}", quote(unused, safe=""))), deadline
+        )
+        if state_of(answer) is None:
+            raise _unexpected(
+                f"GET {shown_url(self.status)}: {answer}; expected status 404, or 200 and a JSON object with "
+                "'state'",
+                answer,
+                "status.url",
+            )
+
+    def make_ready(self, deadline: Deadline) -> None:
+        """Checks the configuration only.
 
         Raises:
             SinkFailedError: if the query has no checkpoint.
@@ -593,6 +618,16 @@ class OneRequest(Protocol):
                 fix="set the option 'checkpointLocation', or use mode=two-phase.",
             )
         return store
+
+
+def _unexpected(message: str, answer: Answer, option: str) -> KafkaEosError:
+    """Returns the error for an answer that is not what the protocol says."""
+    if meaning_of(answer) in (Meaning.UNKNOWN, Meaning.LATER):
+        return SinkRetryableError(message)
+    return SinkFailedError(
+        message,
+        fix=f"correct the option {option!r}, the credentials or the service; see docs/sink-http.md.",
+    )
 
 
 _DONE = ".done"

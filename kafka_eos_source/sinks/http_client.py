@@ -430,6 +430,21 @@ class Transport:
             content = self._hidden(content.decode(errors="replace")).encode()
         return Answer(response.status, content, after)
 
+    def connect(self, deadline: Deadline) -> str:
+        """Connects to the service without a request. Returns what went wrong; "" if nothing did.
+
+        Raises:
+            InvalidOptionError: if the certificates cannot be used.
+        """
+        seconds = max(_MIN_TIMEOUT_SECONDS, deadline.remaining_seconds(self.timeout_seconds))
+        try:
+            self._connected(seconds).connect()
+        except (OSError, http.client.HTTPException, HTTPError) as error:
+            return self._hidden(f"{type(error).__name__}: {error}")
+        finally:
+            self.close()
+        return ""
+
     def _hidden(self, text: str) -> str:
         return (self.credentials.secrets | self.secrets).hide(text)
 

@@ -37,21 +37,25 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.iceberg_files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.specs import SECRET_NAME, require
+from kafka_eos_source.sinks.sql_database import has_database_file
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
-    BUFFER_BYTES,
     CREATE,
     FAIL,
     STAGE_SECONDS,
     TableFormatSink,
     fitting_table,
+    unfit,
 )
 from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.update.schema import UpdateSchema
+    from pyiceberg.typedef import TableVersion
     from pyiceberg.types import IcebergType
 
 _COLUMN = r"[^\s(),`]+"
@@ -122,16 +126,7 @@ APPLICATION, CLUSTER, SINK, SEQUENCE, ATTEMPT = (
 class IcebergSink(TableFormatSink["Table"]):
     """``type=iceberg``: appends to an Iceberg table.
 
-    Args:
-        table: ``namespace.table``.
-        catalog_name: name of the catalog in pyiceberg; if ``.pyiceberg.yaml`` has such a section, pyiceberg
-            uses it.
-        catalog: properties of the catalog and its file system, as in pyiceberg's documentation.
-        create: whether to create the table if it does not exist.
-        partition_by: partition fields of a table that the sink creates.
-        properties: properties of a table that the sink creates.
-        schema_evolution: what to do if the frame has columns that the table lacks: ``fail`` or ``add``.
-        buffer_bytes: size of the rows that a task buffers before it writes a file.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.iceberg` is for users.
     """
 
     failpoint_after_commit = "sink.iceberg.after_snapshot"
@@ -174,19 +169,19 @@ class IcebergSink(TableFormatSink["Table"]):
 
     def __init__(
         self,
+        *,
         table: str,
-        catalog_name: str = "default",
-        catalog: Mapping[str, str] | None = None,
-        create: bool = True,
-        partition_by: Sequence[PartitionBy] = (),
-        properties: Mapping[str, str] | None = None,
-        schema_evolution: str = FAIL,
-        buffer_bytes: int = BUFFER_BYTES,
-        allow_http: bool = False,
+        catalog_name: str,
+        catalog: Mapping[str, str],
+        create: bool,
+        partition_by: Sequence[PartitionBy],
+        properties: Mapping[str, str],
+        schema_evolution: str,
+        buffer_bytes: int,
+        allow_http: bool,
     ) -> None:
-        require("pyiceberg.catalog", "iceberg")
-        if any(is_secret(name) or SECRET_NAME.search(name) for name in catalog or {}):
-            for name, value in (catalog or {}).items():
+        if any(is_secret(name) or SECRET_NAME.search(name) for name in catalog):
+            for name, value in catalog.items():
                 if "://" in value:
                     sent = "the credentials of the catalog"
                     values.refuse_plain_http(f"catalog.{name}", value, sent, ALLOW_HTTP, allowed=allow_http)
@@ -196,10 +191,10 @@ class IcebergSink(TableFormatSink["Table"]):
         self._to = Target(
             table,
             catalog_name,
-            dict(catalog or {}),
+            dict(catalog),
             create,
             tuple(partition_by),
-            dict(properties or {}),
+            dict(properties),
             schema_evolution,
         )
         self.buffer_bytes = buffer_bytes
@@ -212,6 +207,9 @@ class IcebergSink(TableFormatSink["Table"]):
         return self._to.name
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        _call(lambda: self._to.check(schema))
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         _call(lambda: self._to.ready(schema, deadline))
         self.notes()
 
@@ -363,6 +361,11 @@ class Target:
     evolution: str
 
     @property
+    def label(self) -> str:
+        """Name of the table, for errors."""
+        return f"Iceberg table {self.identifier!r}"
+
+    @property
     def name(self) -> str:
         """Name of the table and its catalog, for people and for `TwoPhaseSink.target`."""
         uri = self.properties.get("uri", "")
@@ -394,25 +397,73 @@ class Target:
             InvalidOptionError: if the table does not exist and must not be created.
             InvalidSchemaError, SinkRetryableError: as `fitting_table`.
         """
-        from pyiceberg.exceptions import CommitFailedException, ValidationError
+        from pyiceberg.exceptions import CommitFailedException
 
         def evolve(former_problem: str = "") -> tuple[Table, str]:
             table = self.load() or self._create(schema)
-            problem = schema_mismatch(table, schema)
+            problem = _misfit(table, schema)
             if self.evolution != ADD or problem in ("", former_problem):
                 return table, problem
-            try:
-                with table.update_schema() as update:
-                    update.union_by_name(schema)
-            except (ValueError, TypeError, NotImplementedError, ValidationError) as error:
-                return table, f"{problem} The table's schema cannot be evolved: {error}"
+            update, why = _evolution(table, schema)
+            if update is None:
+                return table, f"{problem} {why}"
+            update.commit()
             return evolve(problem)
 
-        name = f"Iceberg table {self.identifier!r}"
-        return fitting_table(evolve, CommitFailedException, name, self.evolution, deadline)
+        return fitting_table(evolve, CommitFailedException, self.label, self.evolution, deadline)
 
-    def _create(self, schema: pa.Schema) -> Table:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+    def check(self, schema: pa.Schema) -> None:
+        """Checks that `ready` would succeed, without changing anything.
+
+        Raises:
+            InvalidOptionError, InvalidSchemaError: as `ready`.
+        """
+        table = self._load_from_existing_catalog()
+        if table is None:
+            self._check_creation(schema)
+            return
+        problem = _misfit(table, schema)
+        if problem and self.evolution == ADD:
+            update, why = _evolution(table, schema)
+            problem = (
+                f"{problem} {why}"
+                if update is None
+                else schema_mismatch(update._apply(), table.metadata.format_version, schema)
+            )
+        if problem:
+            raise unfit(self.label, problem, self.evolution)
+
+    def _load_from_existing_catalog(self) -> Table | None:
+        """Loads the table; returns None if there is none. Creates neither a catalog nor its database."""
+        from pyiceberg.exceptions import NoSuchTableError
+        from pyiceberg.utils.config import Config
+
+        merged = {**(Config().get_catalog_config(self.catalog) or {}), **self.properties}
+        uri = str(merged.get("uri", ""))
+        if merged.get("type", "sql") != "sql" or uri.startswith(("http", "thrift")) or not uri:
+            return self.load()
+        if not has_database_file(uri):
+            return None
+        from pyiceberg.catalog.sql import IcebergTables
+
+        stated = {**self.properties, "init_catalog_tables": "false"}
+        catalog: Any = _connected(self.catalog, tuple(sorted(stated.items())), os.getpid())
+        tables = require("sqlalchemy", "iceberg").inspect(catalog.engine)
+        if not tables.has_table(IcebergTables.__tablename__):
+            return None
+        try:
+            found: Table = catalog.load_table(self.identifier)
+        except NoSuchTableError:
+            return None
+        return found
+
+    def _check_creation(self, schema: pa.Schema) -> None:
+        """Checks that the table, which does not exist, may be created and can hold rows of this schema.
+
+        Raises:
+            InvalidOptionError, InvalidSchemaError: if not.
+        """
+        from pyiceberg.catalog import Catalog
         from pyiceberg.transforms import parse_transform
 
         if not self.create:
@@ -421,6 +472,29 @@ class Target:
                 "'create' is false.",
                 fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
             )
+        try:
+            created = Catalog._convert_schema_if_needed(schema)
+            for each in self.partition_by:
+                column = created.find_field(each.column)
+                if not parse_transform(each.transform).can_transform(column.field_type):
+                    raise self._uncreatable(
+                        f"{each.transform} does not take a column of the type {column.field_type}, as "
+                        f"{each.column!r} is."
+                    )
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise self._uncreatable(error) from error
+
+    def _uncreatable(self, why: object) -> InvalidSchemaError:
+        return InvalidSchemaError(
+            f"the {self.label} cannot be created: {why}",
+            fix="cast the column, exclude it with sink.<name>.columns, or correct partition.by.",
+        )
+
+    def _create(self, schema: pa.Schema) -> Table:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+        from pyiceberg.transforms import parse_transform
+
+        self._check_creation(schema)
         catalog = self._catalog()
         try:
             catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
@@ -435,10 +509,7 @@ class Target:
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another process created the table first; load it below
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise InvalidSchemaError(
-                f"the Iceberg table {self.identifier!r} cannot be created: {error}",
-                fix="cast the column, exclude it with sink.<name>.columns, or correct partition.by.",
-            ) from error
+            raise self._uncreatable(error) from error
         found: Table = catalog.load_table(self.identifier)
         return found
 
@@ -485,18 +556,37 @@ def is_retryable(error: Exception) -> bool:
 # -- what a table can hold -----------------------------------------------------------------------
 
 
-def schema_mismatch(table: Table, schema: pa.Schema) -> str:
-    """Describes in one sentence why rows of this schema do not fit the table; empty if they do."""
+def _misfit(table: Table, schema: pa.Schema) -> str:
+    return schema_mismatch(table.schema(), table.metadata.format_version, schema)
+
+
+def _evolution(table: Table, schema: pa.Schema) -> tuple[UpdateSchema | None, str]:
+    """Returns the change of the table's schema that rows of this schema need, not committed; or why not."""
+    from pyiceberg.exceptions import ValidationError
+
+    try:
+        return table.update_schema().union_by_name(schema), ""
+    except (ValueError, TypeError, NotImplementedError, ValidationError) as error:
+        return None, f"The table's schema cannot be evolved: {error}"
+
+
+def schema_mismatch(table_schema: Schema, format_version: TableVersion, schema: pa.Schema) -> str:
+    """Describes in one sentence why rows of a schema do not fit a table; empty if they do.
+
+    Args:
+        table_schema: schema of the table.
+        format_version: version of Iceberg's format that the table has.
+        schema: schema of the rows.
+    """
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 
-    table_schema = table.schema()
     known = {field.name for field in table_schema.fields}
     extra = [f"it has no column {name!r}" for name in schema.names if name not in known]
     if extra:
         return "; ".join(extra) + "."
     try:
         frame_schema = pyarrow_to_schema(
-            schema, name_mapping=table_schema.name_mapping, format_version=table.metadata.format_version
+            schema, name_mapping=table_schema.name_mapping, format_version=format_version
         )
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         return f"{error}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -47,6 +48,8 @@ from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.targets import location
 
 _MAX_THREADS = 64
+#: Longest wait for one answer during a check.
+_CHECK_SECONDS = 2.0
 
 
 def _path(name: str, value: str) -> str:
@@ -89,17 +92,7 @@ def _timeout_ms(name: str, value: str) -> int:
 class S3Sink(TwoPhaseSink):
     """``type=s3``: writes Parquet, JSON lines or CSV objects. boto3 finds the credentials.
 
-    Args:
-        path: ``s3://bucket/prefix``.
-        format: ``parquet``, ``json`` (JSON lines) or ``csv``.
-        compression: compression of Parquet's pages.
-        endpoint: URL of a store other than AWS.
-        region: region of the bucket.
-        path_style: whether the bucket is in the path of URLs instead of the host name.
-        part_bytes: size of each part of an upload except the last.
-        upload_threads: number of parts that one task uploads at the same time.
-        timeout: time limit in ms for connecting, and for each wait for an answer.
-        allow_http: whether signed requests may be sent to the store over plain http.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.s3` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -145,16 +138,17 @@ class S3Sink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         path: str,
-        format: str = "parquet",
-        compression: str = "default",
-        endpoint: str | None = None,
-        region: str | None = None,
-        path_style: bool = False,
-        part_bytes: int = 8 << 20,
-        upload_threads: int = 4,
-        timeout: int = 30_000,
-        allow_http: bool = False,
+        format: str,
+        compression: str,
+        endpoint: str | None,
+        region: str | None,
+        path_style: bool,
+        part_bytes: int,
+        upload_threads: int,
+        timeout: int,
+        allow_http: bool,
     ) -> None:
         if endpoint is not None:
             sent = "signed requests, session tokens and rows"
@@ -190,7 +184,8 @@ class S3Sink(TwoPhaseSink):
             SinkFailedError, SinkRetryableError: if the store refuses the request or does not answer.
         """
         formats.check(self.format, schema)
-        self._prepared_ids()
+        impatient = replace(self.service, timeout_seconds=min(self.service.timeout_seconds, _CHECK_SECONDS))
+        Bucket(impatient, self._bucket.name).keys(self._at.prepared_folder)
 
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.task_attempt_id, formats.ENDINGS[self.format])

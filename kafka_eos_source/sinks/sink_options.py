@@ -138,7 +138,10 @@ class SinkNaming:
 
     def _quoted(self, name: re.Match[str]) -> str:
         short = name[1]
-        return f"'{PREFIX}{self.sink}.{short}'" if short in self.options else name[0]
+        known = short in self.options or any(
+            each.endswith(".*") and short.startswith(each[:-1]) for each in self.options
+        )
+        return f"'{PREFIX}{self.sink}.{short}'" if known else name[0]
 
 
 def _change(error: KafkaEosError, message: str, fix: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +20,15 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.secrets import Secrets, is_secret, secrets_of_urls
 from kafka_eos_source.sinks.sink_options import COMMON, PREFIX, SinkNaming, SinkOption
-from kafka_eos_source.spark.pickled import from_option, to_option
+from kafka_eos_source.spark.pickled import from_option
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
     from kafka_eos_source.sinks.contract import TwoPhaseSink
 
 
 #: Rows with this value in the column `sink` go to Kafka only, so no sink may have this name.
 KAFKA = "kafka"
-#: Option and type of a sink that the user passed as an object (`with_two_phase_sinks`).
+#: Option and type of a sink that the user passed as an object (`constructors.custom`).
 OBJECT = "object"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -46,11 +45,13 @@ class SinkType:
         path: import path of its class, ``module:Class``. The module must import without the extra.
         summary: one line for the documentation.
         extra: pip extra of this package that installs what the sink needs; empty if it needs nothing.
+        library: package that the extra installs.
     """
 
     path: str
     summary: str
     extra: str = ""
+    library: str = ""
 
 
 #: Types of sinks by name. A new type needs an entry here, a package, and a page in docs/.
@@ -59,6 +60,7 @@ TYPES: dict[str, SinkType] = {
         "kafka_eos_source.sinks.delta:DeltaSink",
         "A Delta Lake table, a version for each batch ([sink-delta.md](sink-delta.md)).",
         "delta",
+        "deltalake",
     ),
     "filesystem": SinkType(
         "kafka_eos_source.sinks.filesystem:FilesystemSink",
@@ -68,11 +70,13 @@ TYPES: dict[str, SinkType] = {
         "kafka_eos_source.sinks.iceberg:IcebergSink",
         "An Apache Iceberg table, a snapshot for each batch ([sink-iceberg.md](sink-iceberg.md)).",
         "iceberg",
+        "pyiceberg",
     ),
     "sql": SinkType(
         "kafka_eos_source.sinks.sql:SqlSink",
         "A table of Postgres, MySQL, MariaDB, SQLite or another database ([sink-sql.md](sink-sql.md)).",
         "sql",
+        "sqlalchemy",
     ),
     "http": SinkType(
         "kafka_eos_source.sinks.http:HttpSink",
@@ -83,7 +87,8 @@ TYPES: dict[str, SinkType] = {
     "s3": SinkType(
         "kafka_eos_source.sinks.s3:S3Sink",
         "Objects in S3 or a compatible store: Parquet, JSON lines or CSV ([sink-s3.md](sink-s3.md)).",
-        extra="s3",
+        "s3",
+        "boto3",
     ),
 }
 
@@ -130,9 +135,9 @@ class SinkSpec:
             InvalidOptionError: if the class cannot be loaded or rejects its options.
         """
         if self.pickled is not None:
-            return _checked(from_option(self.pickled), self.name)
+            return checked(from_option(self.pickled), self.name)
         with self.naming.errors():
-            return _checked(sink_class(self.name, self.type).from_options(self.options), self.name)
+            return checked(sink_class(self.name, self.type).from_options(self.options), self.name)
 
     def secrets(self, sink: TwoPhaseSink) -> Secrets:
         """Returns the secrets of a sink that `build` returned."""
@@ -182,7 +187,8 @@ def parse(names: Sequence[str], stated: Mapping[str, str]) -> tuple[SinkSpec, ..
         stated: text of every option that begins with ``sink.``, by its name in lower case.
 
     Raises:
-        InvalidOptionError: if an option is unknown, malformed or missing, or a class cannot be loaded.
+        InvalidOptionError: if an option is unknown, malformed or missing, or what a type needs is not
+            installed.
     """
     for full in stated:
         name = full.removeprefix(PREFIX).partition(".")[0]
@@ -192,7 +198,50 @@ def parse(names: Sequence[str], stated: Mapping[str, str]) -> tuple[SinkSpec, ..
                 f"{', '.join(map(repr, names)) or 'no names'}.",
                 fix=f"add {name!r} to 'sinks', or remove the option.",
             )
-    return tuple(_spec(name, _options_of(name, stated)) for name in names)
+    found = tuple(parsed(name, _options_of(name, stated)) for name in names)
+    for spec in found:
+        known = TYPES.get(spec.type)
+        if known is not None and known.library and importlib.util.find_spec(known.library) is None:
+            with spec.naming.errors():
+                raise _not_installed(known.library, known.extra, "")
+    return found
+
+
+def parsed(name: str, stated: dict[str, str]) -> SinkSpec:
+    """Parses the options of one sink. What its type needs may be missing here (`parse` refuses that).
+
+    Args:
+        name: name of the sink, for errors.
+        stated: text of each option, by its name without ``sink.<name>.``.
+
+    Raises:
+        InvalidOptionError: if an option is unknown, malformed or missing, if two contradict each other, or if
+            the class cannot be loaded.
+    """
+    stated = dict(stated)
+    as_object = stated.pop(OBJECT, None)
+    if as_object is not None:
+        common = _values(name, stated, COMMON[1:])
+        return SinkSpec(name, OBJECT, common["columns"], pickled=as_object)
+    if "type" not in stated:
+        raise InvalidOptionError(
+            f"option '{PREFIX}{name}.type' is missing; expected a type of sink: {', '.join(sorted(TYPES))}.",
+            fix="set it to one of these types, or to the import path of your own class.",
+        )
+    type_name = values.text(f"{PREFIX}{name}.type", stated["type"])
+    declared = sink_class(name, type_name).OPTIONS
+    found = _values(name, stated, (*COMMON, *declared))
+    secret = _secrets(stated, declared)
+    spec = SinkSpec(
+        name,
+        type_name,
+        found.pop("columns"),
+        {option.name: found[option.name] for option in declared},
+        secret_values=secret,
+        secret_options=frozenset(each for each in stated if _is_secret(each, option_of(each, declared))),
+    )
+    spec.build()  # raises on the driver if options contradict each other
+    return spec
 
 
 def sink_names(name: str, value: str) -> tuple[str, ...]:
@@ -258,10 +307,14 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InvalidOptionError(
-            f"the module {module!r} is not installed: {error}.",
-            fix=f"run pip install 'kafka-eos-source[{extra}]' on the driver and all executors.",
-        ) from error
+        raise _not_installed(module, extra, f": {error}") from error
+
+
+def _not_installed(module: str, extra: str, why: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"the module {module!r} is not installed{why}.",
+        fix=f"run pip install 'kafka-eos-source[{extra}]' on the driver and all executors.",
+    )
 
 
 def _options_of(name: str, stated: Mapping[str, str]) -> dict[str, str]:
@@ -269,36 +322,10 @@ def _options_of(name: str, stated: Mapping[str, str]) -> dict[str, str]:
     return {full.removeprefix(prefix): text for full, text in stated.items() if full.startswith(prefix)}
 
 
-def _spec(name: str, stated: dict[str, str]) -> SinkSpec:
-    as_object = stated.pop(OBJECT, None)
-    if as_object is not None:
-        common = _values(name, stated, COMMON[1:])
-        return SinkSpec(name, OBJECT, common["columns"], pickled=as_object)
-    if "type" not in stated:
-        raise InvalidOptionError(
-            f"option '{PREFIX}{name}.type' is missing; expected a type of sink: {', '.join(sorted(TYPES))}.",
-            fix="set it to one of these types, or to the import path of your own class.",
-        )
-    type_name = values.text(f"{PREFIX}{name}.type", stated["type"])
-    declared = sink_class(name, type_name).OPTIONS
-    found = _values(name, stated, (*COMMON, *declared))
-    secret = _secrets(stated, declared)
-    spec = SinkSpec(
-        name,
-        type_name,
-        found.pop("columns"),
-        {option.name: found[option.name] for option in declared},
-        secret_values=secret,
-        secret_options=frozenset(each for each in stated if _is_secret(each, _declared(each, declared))),
-    )
-    spec.build()  # raises on the driver if options contradict each other
-    return spec
-
-
 def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]) -> dict[str, Any]:
     known = {option.name: option for option in declared}
     for own_name in stated:
-        if _declared(own_name, declared) is None:
+        if option_of(own_name, declared) is None:
             near = difflib.get_close_matches(own_name, known, n=2, cutoff=0.6)
             hint = (
                 f" Did you mean {' or '.join(repr(f'{PREFIX}{name}.{each}') for each in near)}?"
@@ -315,12 +342,12 @@ def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]
         full = f"{PREFIX}{name}.{option.name}"
         if option.prefix:
             found[option.name] = {
-                own_name.removeprefix(option.prefix): _parsed(option, f"{PREFIX}{name}.{own_name}", text)
+                own_name.removeprefix(option.prefix): parsed_value(option, f"{PREFIX}{name}.{own_name}", text)
                 for own_name, text in stated.items()
-                if _declared(own_name, declared) is option
+                if option_of(own_name, declared) is option
             }
         elif option.name in stated:
-            found[option.name] = _parsed(option, full, stated[option.name])
+            found[option.name] = parsed_value(option, full, stated[option.name])
         elif option.required:
             raise InvalidOptionError(
                 f"option {full!r} is missing; expected {option.kind}.", fix="set the option."
@@ -330,7 +357,7 @@ def _values(name: str, stated: Mapping[str, str], declared: Sequence[SinkOption]
     return found
 
 
-def _declared(name: str, declared: Sequence[SinkOption]) -> SinkOption | None:
+def option_of(name: str, declared: Sequence[SinkOption]) -> SinkOption | None:
     """Returns the option declared by this name, else by its longest declared prefix."""
     for option in declared:
         if option.name == name:
@@ -340,7 +367,12 @@ def _declared(name: str, declared: Sequence[SinkOption]) -> SinkOption | None:
     return max(fitting, key=lambda each: len(each.prefix), default=None)
 
 
-def _parsed(option: SinkOption, full: str, text: str) -> Any:
+def parsed_value(option: SinkOption, full: str, text: str) -> Any:
+    """Parses the value of an option.
+
+    Raises:
+        InvalidOptionError: if it is not valid. The message shows no secret.
+    """
     try:
         return option.parse(full, text)
     except InvalidOptionError as error:
@@ -356,7 +388,7 @@ def _secrets(stated: Mapping[str, str], declared: Sequence[SinkOption]) -> tuple
     """Returns the parts of option values that must never be shown."""
     hidden: list[str] = []
     for name, text in stated.items():
-        option, text = _declared(name, declared), text.strip()
+        option, text = option_of(name, declared), text.strip()
         if option is None or not text:
             continue
         if "://" in text:
@@ -382,7 +414,8 @@ def _secrets_of(sink: TwoPhaseSink) -> tuple[str, ...]:
     return _secrets({name: text for name, text in stated.items() if isinstance(text, str)}, sink.OPTIONS)
 
 
-def _checked(found: object, name: str) -> TwoPhaseSink:
+def checked(found: object, name: str) -> TwoPhaseSink:
+    """Returns the sink that a user passed as an object. Raises InvalidOptionError if it is none."""
     from kafka_eos_source.sinks.contract import TwoPhaseSink
 
     if not isinstance(found, TwoPhaseSink):
@@ -391,39 +424,3 @@ def _checked(found: object, name: str) -> TwoPhaseSink:
             fix="derive the class of the sink from TwoPhaseSink.",
         )
     return found
-
-
-# -- sinks as objects ------------------------------------------------------------------------------
-
-
-def with_two_phase_sinks(
-    writer: DataStreamWriter,
-    sinks: Mapping[str, TwoPhaseSink] | Sequence[TwoPhaseSink],
-    *,
-    columns: Mapping[str, Sequence[str]] | None = None,
-) -> DataStreamWriter:
-    """Adds sinks to a ``writeStream.format("kafka-eos")``, as objects instead of options.
-
-    The objects are pickled into options of the query. cloudpickle is used, so classes defined in a script
-    work too. The pickles include passwords: whoever can read the query's options can read these as well.
-
-    Args:
-        writer: writer of the stream.
-        sinks: sinks by name; or a sequence, whose sinks are named ``sink0``, ``sink1``, ….
-        columns: columns of the frame that each sink receives, by name of the sink; a sink that is not
-            listed receives all columns.
-
-    Raises:
-        InvalidOptionError: if a name is malformed, or an object is not a sink or cannot be pickled.
-    """
-    named = dict(sinks) if isinstance(sinks, Mapping) else {f"sink{n}": each for n, each in enumerate(sinks)}
-    sink_names("sinks", ",".join(named))
-    writer = writer.option("sinks", ",".join(named))
-    for name, sink in named.items():
-        pickled = to_option(
-            _checked(sink, name), f"sink {name!r}", fix="connect in open(), not in __init__()."
-        )
-        writer = writer.option(f"{PREFIX}{name}.{OBJECT}", pickled)
-        if columns is not None and name in columns:
-            writer = writer.option(f"{PREFIX}{name}.columns", ",".join(columns[name]))
-    return writer

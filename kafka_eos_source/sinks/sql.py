@@ -25,9 +25,10 @@ from typing import Any, ClassVar, TypeVar, cast
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkUnavailableError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
+from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import (
     OK,
@@ -47,9 +48,12 @@ from kafka_eos_source.sinks.sql_database import (
     autocommit,
     create_table,
     create_table_for,
+    define_table,
     dry_run,
+    has_database_file,
     load_table_for,
     new_engine,
+    no_table,
     parsed_url,
     sqlalchemy,
     write_rows,
@@ -121,16 +125,7 @@ _LEDGER_RETENTION = datetime.timedelta(days=7)
 class SqlSink(TwoPhaseSink):
     """``type=sql``: writes to a table. Only the driver connects to the database.
 
-    Args:
-        url: SQLAlchemy URL, such as ``postgresql+psycopg://user:password@host/database``.
-        table: table that receives the rows.
-        schema: schema of the table and the ledger; None for the connection's default.
-        mode: ``append`` or ``upsert``.
-        keys: key columns of an upsert.
-        create: whether to create the table if it does not exist.
-        two_phase: whether to use prepared transactions: ``auto``, ``require`` or ``never``.
-        batch_rows: most rows per ``INSERT`` statement.
-        ledger_table: name of the ledger.
+    Made from its `OPTIONS`, which describe the arguments; `constructors.sql` is for users.
     """
 
     OPTIONS: ClassVar[tuple[SinkOption, ...]] = (
@@ -189,15 +184,16 @@ class SqlSink(TwoPhaseSink):
 
     def __init__(
         self,
+        *,
         url: str,
         table: str,
-        schema: str | None = None,
-        mode: str = "append",
-        keys: Sequence[str] = (),
-        create: bool = True,
-        two_phase: str = "auto",
-        batch_rows: int = 10_000,
-        ledger_table: str = "kafka_eos_ledger",
+        schema: str | None,
+        mode: str,
+        keys: Sequence[str],
+        create: bool,
+        two_phase: str,
+        batch_rows: int,
+        ledger_table: str,
     ) -> None:
         if (mode == "upsert") != bool(keys):
             raise InvalidOptionError(
@@ -249,6 +245,60 @@ class SqlSink(TwoPhaseSink):
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+        """Logs in, and compares the columns of the table with the schema if the table exists.
+
+        Raises:
+            InvalidOptionError: if ``two.phase=require``, and the database has no prepared transactions; or if
+                the database schema does not exist.
+            InvalidSchemaError: if the table does not fit, or is missing and must not be created.
+            SinkUnavailableError: if the database refuses the login, or cannot be reached.
+        """
+        sa = sqlalchemy()
+        engine = new_engine(self.url, max(2, int(deadline.remaining_seconds())))
+        try:
+            if not has_database_file(self.url):
+                self._check_creation(schema)
+                return
+            with autocommit(engine) as connection:
+                self._refuse_unsupported(*supported_by(connection))
+                found = sa.inspect(connection)
+                if not found.has_table(self.table, schema=self.schema):
+                    if self.schema is not None and self.schema not in found.get_schema_names():
+                        raise InvalidOptionError(
+                            f"option 'schema' has the value {self.schema!r}, which the database lacks.",
+                            fix="create the schema, or correct the option 'schema'.",
+                        )
+                    self._check_creation(schema)
+                    return
+            load_table_for(engine, self.table, self.schema, schema, self.keys)
+        except sa.exc.DBAPIError as error:
+            raise SinkUnavailableError(
+                f"the database {shown_url(self.url)!r} cannot be used: {driver_text(error)}.",
+                fix="correct user, password, host and database in the option 'url', or start the database.",
+            ) from error
+        finally:
+            engine.dispose()
+
+    def _check_creation(self, schema: pa.Schema) -> None:
+        if not self.create:
+            raise no_table(self.table)
+        missing = [key for key in self.keys if key not in schema.names]
+        if missing:
+            raise InvalidOptionError(
+                f"option 'keys' names {', '.join(map(repr, missing))}; the frame has "
+                f"{', '.join(map(repr, schema.names))}.",
+                fix="correct the option 'keys', or select the columns in the frame.",
+            )
+        define_table(self.table, self.schema, schema, self.keys)
+
+    def _refuse_unsupported(self, transactions: PreparedTransactions | None, reason: str) -> None:
+        if transactions is None and self.two_phase == "require":
+            raise InvalidOptionError(
+                f"option 'two.phase' has the value 'require', but {reason}.",
+                fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
+            )
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._connect()
         self._table_for(schema)
 
@@ -456,11 +506,7 @@ class SqlSink(TwoPhaseSink):
         defined = define_ledger(self.ledger_table, self.schema)
         with autocommit(engine) as connection:
             transactions, reason = supported_by(connection)
-            if transactions is None and self.two_phase == "require":
-                raise InvalidOptionError(
-                    f"option 'two.phase' has the value 'require', but {reason}.",
-                    fix="enable prepared transactions in the database, or set 'two.phase' to auto.",
-                )
+            self._refuse_unsupported(transactions, reason)
             create_table(connection, defined)
         self._unsupported_reason = reason
         self._transactions = transactions

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -21,6 +22,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.sinks.formats import texts
 from kafka_eos_source.sinks.specs import require
+from kafka_eos_source.sinks.targets import not_writable
 
 #: Length of text columns in a primary key, because some databases cannot index text of unlimited length.
 _KEY_CHARACTERS = 255
@@ -199,12 +201,14 @@ _CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRA
 #: Parameters of libpq, unless the URL sets them. They detect a lost network within half a minute, both while
 #: waiting for an answer (keep-alive) and while sending.
 _LIBPQ = {
-    "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
+_CONNECT_SECONDS = 10
+#: SQLAlchemy's names of the drivers of MySQL and MariaDB that take a ``connect_timeout``.
+_MYSQL_DRIVERS = [f"{kind}+{driver}" for kind in ("mysql", "mariadb") for driver in ("pymysql", "mysqldb")]
 #: MySQL and MariaDB would otherwise replace 0 in an AUTO_INCREMENT column by the next number, and, where an
 #: administrator switched the strict mode off, shorten values that do not fit.
 _MYSQL_MODES = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_AUTO_VALUE_ON_ZERO,STRICT_ALL_TABLES')"
@@ -215,17 +219,25 @@ def autocommit(engine: Any) -> Any:
     return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
-def new_engine(url: str) -> Any:
+def new_engine(url: str, connect_seconds: int = _CONNECT_SECONDS) -> Any:
     """Creates an engine that keeps one connection and tests it before use.
 
     Keeping the connection matters, because connecting to MariaDB takes some 50 ms.
+
+    Args:
+        url: SQLAlchemy URL.
+        connect_seconds: time limit for connecting to Postgres, MySQL or MariaDB, unless the URL states one.
 
     Raises:
         InvalidOptionError: if the URL is malformed, or the database's driver is not installed.
     """
     sa = sqlalchemy()
     sa_url = parsed_url(url)
-    libpq = sa_url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
+    parameters: Mapping[str, int] = {}
+    if sa_url.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
+        parameters = {**_LIBPQ, "connect_timeout": connect_seconds}
+    elif sa_url.drivername in _MYSQL_DRIVERS:
+        parameters = {"connect_timeout": connect_seconds}
     try:
         engine = sa.create_engine(
             sa_url,
@@ -233,7 +245,7 @@ def new_engine(url: str) -> Any:
             pool_size=1,
             max_overflow=1,
             pool_pre_ping=True,
-            connect_args={name: n for name, n in _LIBPQ.items() if libpq and name not in sa_url.query},
+            connect_args={name: n for name, n in parameters.items() if name not in sa_url.query},
         )
     except sa.exc.ArgumentError as error:  # the dialect is unknown
         raise _invalid_url() from error
@@ -298,6 +310,12 @@ def create_table_for(
     Raises:
         InvalidSchemaError: if a column has no SQL type.
     """
+    with autocommit(engine) as connection:
+        create_table(connection, define_table(table, schema, rows, keys))
+
+
+def define_table(table: str, schema: str | None, rows: pa.Schema, keys: Sequence[str]) -> Any:
+    """Returns a table for rows of an Arrow schema, as SQLAlchemy's definition; see `create_table_for`."""
     sa = sqlalchemy()
     columns = [
         sa.Column(
@@ -308,8 +326,7 @@ def create_table_for(
         )
         for field in rows
     ]
-    with autocommit(engine) as connection:
-        create_table(connection, sa.Table(table, sa.MetaData(), *columns, schema=schema))
+    return sa.Table(table, sa.MetaData(), *columns, schema=schema)
 
 
 def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema, keys: Sequence[str]) -> Any:
@@ -330,10 +347,7 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
         try:
             found = sa.Table(table, sa.MetaData(), schema=schema, autoload_with=connection)
         except sa.exc.NoSuchTableError as error:
-            raise InvalidSchemaError(
-                f"there is no table {table!r} in the database, and the option sink.<name>.create is false.",
-                fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
-            ) from error
+            raise no_table(table) from error
     for column in found.columns:
         if isinstance(column.type, sa.JSON):
             column.type.none_as_null = True  # write null as SQL's NULL, not as JSON's null
@@ -341,6 +355,42 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
     with autocommit(engine) as connection:
         refuse_without_rollback(connection, table)
     return found
+
+
+def no_table(table: str) -> InvalidSchemaError:
+    """Returns the error for a table that does not exist, and that the sink must not create."""
+    return InvalidSchemaError(
+        f"there is no table {table!r} in the database, and the option sink.<name>.create is false.",
+        fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
+    )
+
+
+def has_database_file(url: str) -> bool:
+    """Returns whether a database exists that is a file; true for one on a server. Does not create the file.
+
+    Args:
+        url: SQLAlchemy URL.
+
+    Raises:
+        InvalidOptionError, UnavailableError: if the file of an SQLite database, or the folder in which it
+            would be created, is not one or cannot be written.
+    """
+    sa_url = parsed_url(url)
+    if sa_url.get_backend_name() != "sqlite":
+        return True
+    if not sa_url.database or sa_url.database.startswith(("file:", ":")):  # in memory, or not just a path
+        return False
+    path = os.path.abspath(sa_url.database)
+    if not os.path.exists(path):
+        if not os.path.isdir(os.path.dirname(path)):
+            raise InvalidOptionError(
+                f"the folder of the SQLite database {path!r} does not exist.",
+                fix="create the folder, or correct the path in the URL.",
+            )
+        path = os.path.dirname(path)
+    if not os.access(path, os.W_OK):
+        raise not_writable(path, "this user has no right to write")
+    return os.path.isfile(path)
 
 
 def refuse_without_rollback(connection: Any, table: str) -> None:

@@ -88,12 +88,17 @@ def fitting_table(
         ),
     )
     if problem:
-        raise InvalidSchemaError(
-            f"the {name} cannot hold the frame: {problem}",
-            fix="cast columns, or exclude them with sink.<name>.columns"
-            + ("." if evolution == ADD else "; or set schema.evolution=add to add columns."),
-        )
+        raise unfit(name, problem, evolution)
     return table
+
+
+def unfit(name: str, problem: str, evolution: str) -> InvalidSchemaError:
+    """Returns the error for a table that cannot hold the rows; the arguments are those of `fitting_table`."""
+    return InvalidSchemaError(
+        f"the {name} cannot hold the frame: {problem}",
+        fix="cast columns, or exclude them with sink.<name>.columns"
+        + ("." if evolution == ADD else "; or set schema.evolution=add to add columns."),
+    )
 
 
 class BufferedStage(ABC):

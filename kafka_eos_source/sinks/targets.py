@@ -1,4 +1,4 @@
-"""Normalised names of what sinks write to, and the refusal of two sinks with the same target.
+"""What sinks write to: normalised names, the refusal of two sinks with one target, and the check of a folder.
 
 A target is what decides where rows go, as text: the same text however the options spell it, and without
 credentials. It contains what the options state. What only the environment states, such as
@@ -13,9 +13,12 @@ import posixpath
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pyarrow.fs as pafs
+
 from kafka_eos_source import secrets
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, UnavailableError
 from kafka_eos_source.runtime.file_systems import arrow_scheme
+from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.specs import SECRET_NAME
 
@@ -50,6 +53,52 @@ def refuse_shared(sinks: Mapping[str, TwoPhaseSink]) -> None:
                 fix="give each sink its own target, or remove one of them.",
             )
         seen[target] = name
+
+
+def check_folder(fs: pafs.FileSystem, path: str, shown: str) -> None:
+    """Checks that files can be written to a folder, without writing any.
+
+    Of a local folder, or the nearest one above it that exists, it checks the permissions. Of a bucket or
+    another remote file system, it checks that it exists and answers to this login.
+
+    Args:
+        fs: file system.
+        path: path of the folder in it; need not exist.
+        shown: the folder as the user named it, for errors.
+
+    Raises:
+        InvalidOptionError: if a file is in the place of a folder, or the bucket does not exist.
+        UnavailableError: if the folder is not writable.
+        OSError: if the file system cannot be reached.
+    """
+    if not isinstance(fs, pafs.LocalFileSystem):
+        has_buckets = fs.type_name in ("s3", "gcs", "abfs")
+        bucket = path.lstrip("/").partition("/")[0] if has_buckets else path
+        if fs.get_file_info(bucket).type == pafs.FileType.NotFound and has_buckets:
+            raise InvalidOptionError(
+                f"option 'path' has the value {shown_url(shown)!r}; there is no bucket or container "
+                f"{bucket!r}.",
+                fix="create it, or correct the option 'path' and the credentials.",
+            )
+        return
+    found = path
+    while not os.path.lexists(found):
+        found = os.path.dirname(found)
+    if not os.path.isdir(found):
+        raise InvalidOptionError(
+            f"option 'path' has the value {shown!r}, but {found!r} is not a folder.",
+            fix="correct the option 'path', or remove that file.",
+        )
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise not_writable(shown, f"{found!r} gives this user no right to write")
+
+
+def not_writable(folder: str, why: object) -> UnavailableError:
+    """Returns the error for a folder that the driver cannot write to."""
+    return UnavailableError(
+        f"the driver cannot write to the folder {folder!r}: {why}.",
+        fix="give driver and executors write access to the folder.",
+    )
 
 
 def location(uri: str, endpoint: str | None = None) -> str:

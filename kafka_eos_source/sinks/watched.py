@@ -1,23 +1,27 @@
-"""A wrapper that abandons a sink's call that never returns, and treats the sink as down.
+"""A wrapper that abandons a sink's call that never returns, and the check of all sinks at the start.
 
-The time limit restarts whenever the sink reads rows, staged ones or those in its notes folder. So a large
-batch may take long, but a sink that makes no progress is abandoned after `commitTimeoutMs`. An abandoned call
-may still take effect later. That is the same situation as after the death of a driver at that point, and the
-next `recover` resolves it.
+A sink whose call does not return is treated as down. The time limit restarts whenever the sink reads rows,
+staged ones or those in its notes folder. So a large batch may take long, but a sink that makes no progress is
+abandoned after `commitTimeoutMs`. An abandoned call may still take effect later. That is the same situation
+as after the death of a driver at that point, and the next `recover` resolves it.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import KafkaEosError, OperatorError, SinkUnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
+from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Outcome,
@@ -31,6 +35,7 @@ from kafka_eos_source.sinks.contract import (
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import SinkNaming
+from kafka_eos_source.sinks.specs import SinkSpec
 
 _CLOSE_SECONDS = 5.0
 
@@ -69,7 +74,11 @@ class WatchedSink(TwoPhaseSink):
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
         with self._naming.errors():
-            self._call("check", deadline, self._sink.check, schema)
+            self._call("check the target", deadline, self._sink.check, schema)
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        with self._naming.errors():
+            self._call("make the target ready", deadline, self._sink.make_ready, schema)
 
     def stage(self, context: StageContext) -> Stage:
         return self._sink.stage(context)
@@ -142,3 +151,80 @@ def _pulsing(batches: Iterator[pa.RecordBatch], pulse: Pulse) -> Iterator[pa.Rec
     for batch in batches:
         pulse.beat()
         yield batch
+
+
+# -- the check at the start ------------------------------------------------------------------------
+
+#: Time limit of `check_targets` in seconds. Calls that are under way then may take `GRACE_SECONDS` longer.
+CHECK_SECONDS = 4.0
+#: Ids in the context of a check if the query's own are not known yet.
+UNKNOWN_ID = "kafka-eos-check"
+#: Of the text of an exception.
+_MOST_CHARACTERS = 500
+#: delta-rs writes its errors in colours.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def check_targets(
+    sinks: Sequence[tuple[SinkSpec, pa.Schema]],
+    *,
+    application_id: str = UNKNOWN_ID,
+    cluster_id: str = UNKNOWN_ID,
+    seconds: float = CHECK_SECONDS,
+) -> dict[str, KafkaEosError]:
+    """Checks that the sinks of a query can write its rows, without any effect on their targets.
+
+    All sinks are checked at the same time, so many that are down take no longer than one. A sink that does
+    not implement `TwoPhaseSink.check` counts as fine.
+
+    Args:
+        sinks: each sink, with the schema of its rows; a `stage.fanout.Plan` has both in its routes.
+        application_id: application id of the query, if it is known.
+        cluster_id: Kafka's id of the query's cluster, if it is known.
+        seconds: time limit for each sink. `watchdog.GRACE_SECONDS` later, a call that hangs is abandoned.
+
+    Returns:
+        What is wrong, by name of the sink; a sink that is fine has no entry. `SinkUnavailableError`: the
+        target cannot be reached, which may be different in a minute. Every other error needs a person.
+
+    Raises:
+        InvalidOptionError: if two sinks write to the same target, or a sink rejects its options.
+    """
+    built = {spec.name: spec.build() for spec, _ in sinks}
+    targets.refuse_shared(built)
+
+    def check(spec: SinkSpec, schema: pa.Schema) -> KafkaEosError | None:
+        sink, secrets = WatchedSink(built[spec.name], spec.naming), spec.secrets(built[spec.name])
+        try:
+            sink.open(SinkContext(spec.name, application_id, cluster_id, None, secrets))
+            try:
+                sink.check(schema, Deadline.after_seconds(seconds))
+            finally:
+                sink.close()
+        except OperatorError as error:
+            error.message = secrets.hide(error.message)
+            error.args = (error.message, error.fix)
+            return error
+        except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+            return _unavailable(spec, secrets.hide(_text(error)))
+        return None
+
+    with ThreadPoolExecutor(max(1, len(sinks))) as pool:
+        found = pool.map(lambda each: check(*each), sinks)
+        return {spec.name: error for (spec, _), error in zip(sinks, found, strict=True) if error is not None}
+
+
+def _unavailable(spec: SinkSpec, why: str) -> SinkUnavailableError:
+    if repr(spec.name) not in why:
+        why = f"sink {spec.name!r} (type {spec.type}) cannot be checked: {why}"
+    return SinkUnavailableError(
+        f"{why.rstrip('.')}.",
+        fix=f"start the system, let this host reach it, or correct the options 'sink.{spec.name}.*'.",
+    )
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, KafkaEosError):
+        return error.message
+    text = " ".join(_COLOURS.sub("", str(error)).split())
+    return f"{type(error).__name__}: {textwrap.shorten(text, _MOST_CHARACTERS, placeholder=' …')}"

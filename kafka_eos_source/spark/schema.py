@@ -319,6 +319,24 @@ def invalid_record(condition: Column | str, message: Column | str, error: str = 
     return f.when(when, mark).alias(INVALID)
 
 
+def record_place() -> Column:
+    """Returns a column with the place of each row's record: ``record of topic t, partition 0, offset 5``.
+
+    The frame must still have the source's columns ``topic``, ``partition`` and ``offset``.
+    """
+    from pyspark.sql import functions as f
+
+    parts = [f.lit("record of topic "), _text_of("topic")]
+    parts += [f.lit(", partition "), _text_of("partition"), f.lit(", offset "), _text_of("offset")]
+    return f.concat(*parts)
+
+
+def _text_of(name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.coalesce(f.col(name).cast("string"), f.lit("null"))
+
+
 def record_origin() -> Column:
     """Returns the column ``kafka_eos_origin``: where the record was read from which the row is made.
 

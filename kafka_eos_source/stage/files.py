@@ -58,7 +58,6 @@ from kafka_eos_source.secrets import shown_text
 PROBE = "shared-path"
 _COPY_BYTES = 4 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPTION = "staging.location or checkpointLocation"
 _FORGED = (
     "find out who may write to this folder, and take the right away; or set staging.location to another "
     "folder. Then restart the query, which stages the batch again. Nothing was sent to Kafka."
@@ -135,15 +134,21 @@ class StagingFolder:
         location: URI or absolute path.
         probe: text that the driver wrote to the probe file ``shared-path``; "" = tasks do not check it.
         is_local: whether the folder is on a disk of the driver's host, so that parts need no digest.
+        option: names the option or options that decide where the folder is, for errors.
     """
 
     location: str
     probe: str = ""
     is_local: bool = False
+    option: str = "staging.location"
 
     @classmethod
-    def at(cls, location: str) -> StagingFolder:
+    def at(cls, location: str, option: str = "staging.location") -> StagingFolder:
         """Creates the folder and its probe file; called on the driver.
+
+        Args:
+            location: URI or path.
+            option: see the attribute.
 
         Raises:
             UnavailableError: if the folder cannot be created or written.
@@ -153,7 +158,7 @@ class StagingFolder:
         fs, path = file_system(absolute)
         try:
             if isinstance(fs, pafs.LocalFileSystem):
-                make_missing(path, _OPTION, notices_others=True)
+                make_missing(path, option, notices_others=True)
             else:
                 fs.create_dir(path, recursive=True)
             probe = read_text(fs, f"{path}/{PROBE}")
@@ -167,7 +172,7 @@ class StagingFolder:
                 probe = read_text(fs, f"{path}/{PROBE}") or probe
         except OSError as error:
             raise unwritable(absolute, error) from error
-        return cls(absolute, probe, isinstance(fs, pafs.LocalFileSystem) and is_on_this_host(path))
+        return cls(absolute, probe, isinstance(fs, pafs.LocalFileSystem) and is_on_this_host(path), option)
 
     def check_shared(self) -> None:
         """Checks that this host sees the driver's folder; called in a task before it writes a file.
@@ -190,8 +195,7 @@ class StagingFolder:
             raise InvalidOptionError(
                 f"the staging folder {self.location!r} is not shared: the executor on host "
                 f"{os.uname().nodename} does not find the file that the driver wrote there.",
-                fix="set checkpointLocation or staging.location to storage that the driver and the "
-                "executors share.",
+                fix=f"set {self.option} to storage that the driver and the executors share.",
             )
         _seen.add((self.location, self.probe))
 
@@ -217,7 +221,7 @@ class StagingFolder:
                 with _opened_batch(path, legal(BATCH, batch), create=True) as folder:
                     created = open_own(name, _CREATE, within=folder, named=f"{path}/{batch}/{name}")
             else:
-                make_private(f"{path}/{legal(BATCH, batch)}", _OPTION, notices_others=True)
+                make_private(f"{path}/{legal(BATCH, batch)}", self.option, notices_others=True)
                 created = os.open(f"{path}/{batch}/{name}", _CREATE, 0o600)
         except NotOwnError as error:
             raise InvalidOptionError(
@@ -441,7 +445,7 @@ def unwritable(location: str, error: OSError) -> UnavailableError:
     return UnavailableError(
         f"the staging folder {location!r} cannot be written: {error}.",
         fix="free space there, grant write access, or set .option('staging.location', …); "
-        "then restart the query. Nothing was sent to Kafka.",
+        "then start the query or the write again. Nothing was sent to Kafka.",
     )
 
 

@@ -16,30 +16,34 @@ if TYPE_CHECKING:
         deduplicate,
         transform,
     )
-    from kafka_eos_source.state.reading.live import watch_state
     from kafka_eos_source.state.reading.query import StateQuery
-    from kafka_eos_source.state.store.transactional import TransactionalStateStore
+    from kafka_eos_source.state.vector.function import KeyedBatch
+    from kafka_eos_source.state.vector.windows import hopping, session, tumbling
 
 __all__ = [
     "CHANGELOG",
+    "KeyedBatch",
     "StateQuery",
-    "TransactionalStateStore",
     "aggregate",
     "apply",
     "deduplicate",
+    "hopping",
+    "session",
     "transform",
-    "watch_state",
+    "tumbling",
 ]
 
 _MODULES = {
     "CHANGELOG": "kafka_eos_source.protocol.packing",
+    "KeyedBatch": "kafka_eos_source.state.vector.function",
     "StateQuery": "kafka_eos_source.state.reading.query",
-    "TransactionalStateStore": "kafka_eos_source.state.store.transactional",
     "aggregate": "kafka_eos_source.state.operator.transform",
     "apply": "kafka_eos_source.state.operator.transform",
     "deduplicate": "kafka_eos_source.state.operator.transform",
+    "hopping": "kafka_eos_source.state.vector.windows",
+    "session": "kafka_eos_source.state.vector.windows",
     "transform": "kafka_eos_source.state.operator.transform",
-    "watch_state": "kafka_eos_source.state.reading.live",
+    "tumbling": "kafka_eos_source.state.vector.windows",
 }
 
 

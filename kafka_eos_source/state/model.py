@@ -314,7 +314,8 @@ def foreign_state(tp: TopicPartition, found: Owner, own: Owner) -> KafkaEosError
         return StateMismatchError(
             message,
             fix=f"set the operator's number of shards to {found.shards} again; or stop the query and run "
-            f"`kafka-eos state rescale --shards {own.shards} --yes`, which moves the state.",
+            f"`kafka-eos state rescale {own.application_id} --store {own.store} --shards {own.shards} "
+            "--yes`, which moves the state.",
         )
     return ChangelogError(
         f"{message} The names of application and store, joined with a dash, make the same topic name for "

@@ -344,12 +344,42 @@ class SinkConformance(SinkKills):
         txn = new_txn()
         rows = self.rows_of(system)
         with opened(system) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
         found = sorted(system.visible(), key=lambda row: row["id"])
         wanted = sorted(rows.to_pylist(), key=lambda row: row["id"])
         assert [{name: row[name] for name in rows.schema.names} for row in found] == wanted
+
+    def test_a_check_has_no_effect(self, system: System) -> None:
+        """Anybody may call it at any time, also while another process has a batch prepared."""
+        rows = self.rows_of(system)
+
+        def check(application_id: str) -> None:
+            sink = system.sink()
+            sink.open(SinkContext(SINK, application_id, CLUSTER_ID))
+            try:
+                sink.check(rows.schema, deadline())
+            finally:
+                sink.close()
+
+        txn = new_txn()
+        check(APPLICATION)
+        with opened(system) as sink:
+            check(APPLICATION)
+            staged = stage(sink, rows)
+            check("other")
+            assert self.times(system) == 0
+            assert sink.prepare(txn, staged, deadline()) == OK
+            check(APPLICATION)
+            assert list(sink.recover(deadline())) == [txn], "the check removed what is prepared"
+            assert self.times(system) == 0, "the check made rows visible"
+            assert sink.commit(txn, deadline()) == OK
+            check(APPLICATION)
+            check("other")
+            assert self.times(system) == 1
+            assert sink.commit(txn, deadline()) == OK, "after the check, the sink forgot what it committed"
+            assert list(sink.recover(deadline())) == []
 
     def test_batches_follow_one_another(self, system: System) -> None:
         rows = self.rows_of(system)

@@ -503,6 +503,9 @@ class ModelAdmin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
+    def new_query(self) -> None:
+        pass
+
     def named(self, topics: Iterable[str]) -> ModelTopics:
         wanted = sorted(set(topics))
         missing = [name for name in wanted if name not in self._cluster.topics]

@@ -68,7 +68,7 @@ def test_crashes_and_restarts_alone_neither_refuse_a_query_nor_lose_or_duplicate
 @pytest.fixture(scope="module")
 def event_counts() -> Counter[str]:
     """The events of the fixed schedules with every peril."""
-    return _explore(PERILS, 25)[0]
+    return _explore(PERILS, 40)[0]
 
 
 def test_no_combination_of_faults_loses_or_duplicates_a_record(event_counts: Counter[str]) -> None:

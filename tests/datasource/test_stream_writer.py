@@ -54,6 +54,58 @@ def rows() -> list[pa.RecordBatch]:
     return [pa.record_batch({"value": pa.array([b"x"], pa.binary())})]
 
 
+@pytest.mark.parametrize(
+    ("name", "folder", "why"),
+    [
+        ("named", "'/named'", "the folder that Spark uses for this query name"),
+        (None, "'/NAME'", "another folder at each start"),
+    ],
+)
+def test_a_checkpoint_that_only_the_session_names_is_refused_before_a_broker_is_asked(
+    name: str | None, folder: str, why: str
+) -> None:
+    """Spark's session setting does not reach a sink in Python: the fix names the folder that Spark chose."""
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
+    if name is not None:
+        options["queryname"] = name  # as Spark passes it
+    with pytest.raises(InvalidOptionError, match="'checkpointLocation' is not set") as caught:
+        stream_writer.stream_writer(parse_write(options, streaming=True), FRAME)
+    setting = "spark.conf.get('spark.sql.streaming.checkpointLocation')"
+    assert f".option('checkpointLocation', {setting} + {folder})" in caught.value.fix
+    assert why in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (StagingFolder("/s", "probe"), "set staging.location to storage"),
+        (
+            StagingFolder("/s", "probe", option="checkpointLocation or staging.location"),
+            "set checkpointLocation or staging.location to storage",
+        ),
+    ],
+    ids=["batch write", "stream"],
+)
+def test_a_folder_that_is_not_shared_is_answered_with_the_options_of_this_write(
+    given: StagingFolder, named: str
+) -> None:
+    """A batch write has no option checkpointLocation."""
+    with pytest.raises(InvalidOptionError, match="is not shared") as caught:
+        given.check_shared()
+    assert named in caught.value.fix
+
+
+def test_a_batch_write_names_staging_location_alone(tmp_path: Path) -> None:
+    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
+    both = {**options, "checkpointLocation": str(tmp_path)}
+    stream = parse_write(both, streaming=True)
+    columns = check_frame(FRAME, topic_option="out", include_timestamp=False)
+    of_stream = StagedSink.of_stream(stream, columns, None, in_read=False).folder
+    assert of_stream.option == "checkpointLocation or staging.location"
+    own = parse_write({**both, "staging.location": str(tmp_path / "own")}, streaming=True)
+    assert StagedSink.of_stream(own, columns, None, in_read=False).folder.option == "staging.location"
+
+
 def test_a_staging_folder_that_is_not_shared_is_refused_before_rows_need_it(elsewhere: Sink) -> None:
     with pytest.raises(InvalidOptionError, match="is not shared"):
         elsewhere("").write_frame(rows())

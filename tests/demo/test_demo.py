@@ -205,7 +205,15 @@ def test_the_exit_code_follows_the_verdict(
     monkeypatch.setattr(program.playground, "create_topics", lambda *_: None)
     monkeypatch.setattr(program.playground, "send", send)
     monkeypatch.setattr(program.playground, "read_back", read_back)
-    arguments = ["--events", "500", "--bootstrap", "nowhere:1", "--no-compare", "--output", str(tmp_path)]
+    arguments = [
+        "--events",
+        "500",
+        "--bootstrap-servers",
+        "nowhere:1",
+        "--no-compare",
+        "--output",
+        str(tmp_path),
+    ]
     finished = CliRunner().invoke(program.main, arguments)
     assert finished.exit_code == exit_code, finished.output
     assert said in finished.output

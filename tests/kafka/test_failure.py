@@ -55,6 +55,25 @@ def test_each_kafka_error_maps_to_the_class_of_its_next_action(
     assert failure.name in str(got)
 
 
+@pytest.mark.parametrize(
+    ("code", "names", "not_this"),
+    [
+        (ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes", "timestamp"),
+        (ErrorCode.RECORD_LIST_TOO_LARGE, "max.message.bytes", "timestamp"),
+        (ErrorCode.INVALID_TIMESTAMP, "message.timestamp.after.max.ms", "max.message.bytes"),
+        (ErrorCode.INVALID_RECORD, "give each record a key", "max.message.bytes"),
+        (ErrorCode.INVALID_REPLICATION_FACTOR, "as the cluster has brokers", "max.message.bytes"),
+        (ErrorCode.POLICY_VIOLATION, "create.topic.policy.class.name", "max.message.bytes"),
+    ],
+)
+def test_a_refused_record_or_topic_is_answered_with_what_mends_it(
+    code: int, names: str, not_this: str
+) -> None:
+    got = classify(error(code), "writing to topic 't'")
+    assert names in got.fix
+    assert not_this not in got.fix
+
+
 def test_an_authorization_error_names_the_right_to_grant() -> None:
     got = classify(error(ErrorCode.GROUP_AUTHORIZATION_FAILED), "committing offsets of group 'g'")
     assert "'g'" in str(got)

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
-from kafka_eos_source.kafka import admin_client, connection, failure, probe
+from kafka_eos_source.kafka import admin, admin_client, connection, failure, probe
 from kafka_eos_source.kafka import cluster as cluster_module
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.admin_client import Complaints, request
 from kafka_eos_source.kafka.cluster import Cluster
+from kafka_eos_source.kafka.config import producer_config
 from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.probe import check_reachable
+from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
 from tests.support.simulated_kafka import Fault, SimulatedKafka
@@ -165,6 +167,48 @@ def test_a_query_that_starts_names_the_advertised_address_within_seconds() -> No
         with pytest.raises(UnavailableError, match=rf"broker 1 at {NO_SUCH_HOST}:9092 .*advertised"):
             SourceAdmin({"bootstrap.servers": cluster.bootstrap}, "read_committed", 3, 10).named(["t"])
         assert time.monotonic() - begun < 10
+
+
+def test_the_first_request_of_a_new_query_does_not_wait_for_brokers_that_are_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Something else may listen at a wrong address."""
+    monkeypatch.setattr(admin, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(admin, "START_SECONDS", 0.1)
+    monkeypatch.setattr(cluster_module, "_LEAST_CONNECT_SECONDS", 0.1)
+    with SimulatedKafka({"t": 1}) as cluster:
+        config = {"bootstrap.servers": cluster.bootstrap}
+        cluster.hung.add(1)
+        source = SourceAdmin(config, "read_committed", 100_000, 10)
+        source.new_query()
+        with pytest.raises(UnavailableError, match=f"connect to {cluster.bootstrap}: it did not answer"):
+            source.named(["t"])
+        cluster.hung.clear()
+        assert source.named(["t"]).partitions, "brokers have answered"
+        cluster.hung.add(1)
+        cluster.drop_connections()
+        source.new_query()
+        threading.Timer(1.5, cluster.hung.clear).start()
+        assert source.named(["t"]).partitions, "then a query waits for them, although it begins"
+
+
+@pytest.mark.parametrize("who", ["source", "sink"])
+def test_a_topic_that_does_not_exist_is_answered_with_similar_names(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_eos_source.kafka.transaction._NEW_TOPIC_SECONDS", 0.1)
+    with SimulatedKafka({"orders": 1, "other": 1, "__orders": 1}) as cluster:
+        config = {"bootstrap.servers": cluster.bootstrap}
+
+        def look_up() -> None:
+            if who == "source":
+                SourceAdmin(config, "read_committed", 1, 10).named(["order"])
+            else:
+                producer = RecordProducer(producer_config(config), "check")
+                producer.check_partitions({"order": -1}, Deadline.after_seconds(5))
+
+        with pytest.raises(UnavailableError, match=r"'order' does not exist.*mean 'orders' or 'other'\?"):
+            look_up()
 
 
 def test_a_command_fails_soon_if_connections_are_refused(

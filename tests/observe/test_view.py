@@ -29,6 +29,7 @@ from kafka_eos_source.observe.figures import (
     StepGroup,
 )
 from kafka_eos_source.observe.journal import Journal, QueryJournal, SourceFile
+from kafka_eos_source.observe.lines import this_writer
 from kafka_eos_source.observe.view import QueryView, Status
 from kafka_eos_source.observe.wording import duration, lag, rate, size, status, transactions
 from kafka_eos_source.operate import top
@@ -226,7 +227,7 @@ def test_the_list_of_batches_fits_the_height() -> None:
 
 
 def test_nothing_to_show() -> None:
-    assert "--all" in drawn([], 100)
+    assert "during the last seven days" in drawn([], 100)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -246,17 +247,22 @@ def run(*arguments: str) -> Any:
 
 
 def test_top_shows_the_queries_of_the_host(recorded: Callable[..., None]) -> None:
-    recorded("new", time.time())
     recorded("old", time.time() - 7200)
-    SourceFile("s").write(replace(SOURCE, application_id="new", at=time.time()))
+    recorded("older", time.time() - 3 * 24 * 3600)
+    recorded("new", time.time(), writer=this_writer())
+    SourceFile("s").write(replace(SOURCE, application_id="new", at=time.time(), writer=this_writer()))
     found = [json.loads(line) for line in run("--json").stdout.splitlines()]
-    assert [each["application_id"] for each in found] == ["new"]
+    assert [each["application_id"] for each in found] == ["new", "old", "older"], "the newest first"
     assert found[0]["totals"]["records"] == 10
     assert found[0]["lag"]["in"]["offsets"] == 2
-    everything = [json.loads(line) for line in run("--json", "--all").stdout.splitlines()]
-    assert {each["application_id"] for each in everything} == {"new", "old"}
-    assert "new" in run("--once").stdout
-    assert "old" in run("--once", "--application-id", "old").stdout
+    assert "older" in run("--once").stdout
+    for number in range(20):
+        recorded(f"ended-{number}", time.time() - 60 * number)
+    shown = [json.loads(line)["application_id"] for line in run("--json").stdout.splitlines()]
+    assert shown == ["new", *(f"ended-{number}" for number in range(20))]
+    everything = run("--json", "--all").stdout.splitlines()
+    assert [json.loads(line)["application_id"] for line in everything[-2:]] == ["old", "older"]
+    assert "old" in run("--once", "old").stdout
 
 
 def test_top_refreshes_in_a_terminal_until_ctrl_c(recorded: Callable[..., None], shared: Path) -> None:
@@ -324,7 +330,7 @@ def test_top_ends_quietly_if_its_output_is_closed(shared: Path) -> None:
 
 def test_top_says_why_it_shows_nothing() -> None:
     assert run("--once").exit_code == 0
-    missing = run("--once", "--application-id", "app")
+    missing = run("--once", "app")
     assert missing.exit_code == 1
     assert "--bootstrap-servers" in missing.stderr
 

@@ -27,12 +27,12 @@ DOCS = ROOT / "docs"
 #: A port on which nobody listens.
 NOBODY = ("--bootstrap-servers", "127.0.0.1:1", "--timeout", "300ms")
 ID = "app-0123456789ab-files-1-0123456789abcdef0123"
-APP = ("--application-id", "app")
+APP = ("app",)
 SECRET = "hunter2-is-secret"
 
 
 def leaves(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
-    """Yields the path of each command that does something, such as ``("state", "ls")``."""
+    """Yields the path of each command that does something, such as ``("state", "list")``."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from leaves(command, *path, name)
@@ -66,34 +66,34 @@ def run(*arguments: str) -> tuple[int, str, str]:
 #: For each command, arguments with which it fails, because no broker answers or a file is missing.
 _FAILING: dict[str, tuple[str, ...]] = {
     "acls": (*APP,),
-    "adopt": (*APP,),
+    "adopt": (),
     "broker": ("--port", "0", "--dir", "{file}"),
     "dead-letters list": ("t", *NOBODY),
     "dead-letters replay": ("t", *NOBODY),
-    "demo": ("--bootstrap", "127.0.0.1:1", "--events", "10"),
+    "demo": ("--bootstrap-servers", "127.0.0.1:1", "--events", "10"),
     "fence": (*APP, *NOBODY, "--yes"),
     "flights": ("--bootstrap-servers", "127.0.0.1:1", "--records", "1"),
     "inspect": (),
     "lag": ("--group", "g", *NOBODY),
     "metrics": ("--port", "0", "--host", "203.0.113.1"),  # a documentation address: nobody has it
     "produce": ("t", "{options}", *NOBODY),
-    "sinks abort": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),
-    "sinks commit": ("--options", "{options}", "--sink", "files", "--id", ID, "--yes"),
+    "sinks abort": (ID, "--options", "{options}", "--yes"),
+    "sinks commit": (ID, "--options", "{options}", "--yes"),
     "sinks list": ("--options", "{options}", "--timeout", "300ms"),
     "state get": ("--store", "s", *APP, *NOBODY),
-    "state ls": (*APP, *NOBODY),
+    "state list": (*APP, *NOBODY),
     "state rescale": ("--store", "s", "--shards", "2", *APP, *NOBODY),
     "state lower-time": ("--store", "s", *APP, *NOBODY),
     "state restore": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
     "state verify": ("--store", "s", "--state-dir", "{folder}", *APP, *NOBODY),
     "sweep": (),
     "tail": ("t", *NOBODY),
-    "token-topic create": ("--topic", "t", *NOBODY),
-    "token-topic describe": ("--topic", "t", *NOBODY),
-    "token-topic forget": ("--topic", "t", *APP, *NOBODY),
-    "token-topic restore": ("--topic", "t", *APP, *NOBODY),
-    "token-topic show": ("--topic", "t", *NOBODY),
-    "top": ("--application-id", "a query that nobody ran here"),
+    "token-topic create": ("t", *NOBODY),
+    "token-topic describe": ("t", *NOBODY),
+    "token-topic forget": ("t", *APP, *NOBODY),
+    "token-topic restore": ("t", *APP, *NOBODY),
+    "token-topic show": ("t", *NOBODY),
+    "top": ("a-query-that-nobody-ran-here",),
     "topics create": ("t", *NOBODY),
     "topics describe": ("t", *NOBODY),
     "topics list": NOBODY,
@@ -105,6 +105,31 @@ _NEVER_FAIL = {"completion", "doctor"}
 def test_each_command_is_covered() -> None:
     assert set(COMMANDS) == set(_FAILING) | _NEVER_FAIL
     assert set(COMMANDS) == set(json_documents.SHAPES)
+
+
+def _parameters(command: str) -> list[click.Parameter]:
+    found: click.Command = main
+    for name in command.split():
+        assert isinstance(found, click.Group)
+        found = found.commands[name]
+    return found.make_context(name, ["--help-me-not"], resilient_parsing=True).command.params
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_command_works_on_is_its_argument(command: str) -> None:
+    """One grammar: a query, a topic, a key, an id or a file is an argument, the rest are options."""
+    parameters = _parameters(command)
+    arguments = [each for each in parameters if isinstance(each, click.Argument)]
+    kinds = [(each.metavar or each.human_readable_name).strip("[].").lower() for each in arguments]
+    assert set(kinds) <= {"query", "topic", "key", "id", "file", "shell"}, kinds
+    options = {opt for each in parameters for opt in each.opts if opt.startswith("--")}
+    assert not options & {"--topic", "--id", "--group-id", "--bootstrap"} or "query" in kinds
+    if "--application-id" in options:
+        assert command == "metrics" or command.startswith("dead-letters"), "it only selects among many"
+    if "--checkpoint" in options:
+        assert "query" in kinds
+    if "--kafka" in options:
+        assert {"--bootstrap-servers", "--kafka-properties", "--timeout"} <= options
 
 
 @pytest.mark.parametrize("command", COMMANDS)

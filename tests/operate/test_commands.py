@@ -44,11 +44,17 @@ from kafka_eos_source.operate import repair
 from kafka_eos_source.operate.inspection import Inspection, StagedEntry, inspect, short_name
 from kafka_eos_source.operate.query_commands import show_inspection
 from kafka_eos_source.operate.repair import BatchOutcome
-from kafka_eos_source.operate.shared import Target, kafka_options, parse_properties, target_from_options
+from kafka_eos_source.operate.shared import (
+    Target,
+    kafka_options,
+    parse_properties,
+    target_from_options,
+)
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.offset_log import SourcePosition, digest_of
 from kafka_eos_source.protocol.token import Due, Mark, Token, TokenRecord, newest
+from kafka_eos_source.runtime.commands import BROKERS_VARIABLE, DEFAULT_BROKERS
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.targets import location
 from tests import ROOT
@@ -477,7 +483,7 @@ def test_inspect_without_a_checkpoint_reports_what_kafka_holds(
     for missing in (None, str(tmp_path / "lost")):
         found = inspect(Target(checkpoint=missing, application_id=APP), reader, five_seconds())
         assert "Kafka holds batch 3 of query query-1" in found.verdict.text
-    with pytest.raises(InvalidOptionError, match="--application-id"):
+    with pytest.raises(InvalidOptionError, match="argument QUERY"):
         inspect(Target(checkpoint=str(tmp_path / "lost")), reader, five_seconds())
 
 
@@ -917,14 +923,77 @@ def test_the_exit_code_of_inspect_follows_the_verdict(
     assert "docs/runbooks.md" in missing.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "asked"),
+    [
+        (("--bootstrap-servers", "a:1"), "v:1", "a:1"),
+        (("--kafka", "bootstrap.servers=k:1"), "v:1", "k:1"),
+        (("--kafka-properties", "FILE"), "v:1", "f:1"),
+        (("--kafka", "client.id=mine"), "v:1", "v:1"),
+        ((), "v:1", "v:1"),
+        ((), "", DEFAULT_BROKERS),
+        (("--kafka", "client.id=mine"), None, DEFAULT_BROKERS),
+        ((), None, DEFAULT_BROKERS),
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect", "lag", "fence"])
+def test_all_commands_find_the_brokers_in_one_way(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    variable: str | None,
+    asked: str,
+    command: str,
+) -> None:
+    """The arguments, then the environment, then 127.0.0.1:9092; commands about a query say the last one."""
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=f:1\n")
+    if variable is not None:
+        monkeypatch.setenv(BROKERS_VARIABLE, variable)
+    made_with = fake_cluster(monkeypatch, FakeReader({IN: GroupOffset(IN, 7, "")}))
+    shown = run(command, APP, *(str(file) if each == "FILE" else each for each in arguments))
+    assert shown.exit_code == 0, shown.output
+    assert [each["bootstrap.servers"] for each in made_with] == [asked]
+    says = asked == DEFAULT_BROKERS and command != "lag"
+    assert (f"No brokers are named: asking {DEFAULT_BROKERS}." in shown.stderr) == says
+
+
+def test_inspect_without_brokers_asks_the_default_and_says_that_it_is_silent(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reported an outage of a Kafka that it had not asked, and ended with 0."""
+    made.write_batches(6, 7).write_identity_file()
+    fake_cluster(monkeypatch, FakeReader(error=UnavailableError("no answer from Kafka", fix="look")))
+    shown = run("inspect", "--checkpoint", made.location)
+    assert shown.exit_code == 3
+    assert f"asking {DEFAULT_BROKERS}. Others: --bootstrap-servers" in shown.stderr
+    assert "UNAVAILABLE: no answer from Kafka" in shown.stdout
+
+
+def test_what_works_without_kafka_asks_it_only_if_brokers_are_named(
+    made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_with = fake_cluster(monkeypatch, FakeReader())
+    for arguments in (
+        ["doctor", "--check", "staging", "--checkpoint", made.location],
+        ["acls", "app", "--topic", "out", "--source-topic", "in"],
+        ["sweep", "--staging", f"{made.location}/staged"],
+        ["state", "list", "--state-dir", made.location],
+    ):
+        shown = run(*arguments)
+        assert shown.exit_code == 0, shown.output
+        assert "No brokers are named" not in shown.stderr
+    assert made_with == []
+
+
 def test_inspect_without_arguments_names_the_options_it_needs() -> None:
     result = run("inspect")
     assert result.exit_code == 1
-    assert "--application-id" in result.output
+    assert "QUERY" in result.output
 
 
 @pytest.mark.parametrize("command", ["fence", "adopt"])
-def test_commands_that_change_kafka_need_brokers_and_yes(
+def test_commands_that_change_kafka_need_yes(
     made: GeneratedCheckpoint, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     made.write_batches(6, 7).write_identity_file()
@@ -936,10 +1005,7 @@ def test_commands_that_change_kafka_need_brokers_and_yes(
     monkeypatch.setattr("kafka_eos_source.operate.repair.fence", never)
     monkeypatch.setattr("kafka_eos_source.operate.repair.perform_adoption", never)
     where = ["--checkpoint", made.location, "--committed"] if command == "adopt" else []
-    bare = run(command, "--application-id", APP, *where)
-    assert bare.exit_code == 1
-    assert "--bootstrap-servers" in bare.output
-    dry = run(command, "--application-id", APP, *where, "--bootstrap-servers", "h:1")
+    dry = run(command, APP, *where, "--bootstrap-servers", "h:1")
     assert dry.exit_code == 0
     assert "With --yes" in dry.output
 

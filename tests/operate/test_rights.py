@@ -73,8 +73,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_the_names_come_from_the_checkpoint(checkpoint: str) -> None:
-    found = granted(checkpoint, *OUT)
-    assert found == granted("--checkpoint", checkpoint, *OUT)
+    found = granted("--checkpoint", checkpoint, *OUT)
     assert {each[1:] for each in found if each[0] == "User:source"} == {("Read", "in"), ("Read", "in-too")}
     assert {each[1:] for each in found if each[0] == "User:sink"} == {
         ("Write", "app"),
@@ -89,7 +88,7 @@ def test_the_names_come_from_the_checkpoint(checkpoint: str) -> None:
 
 
 def test_a_new_query_is_described_by_options(tmp_path: Path) -> None:
-    options = ("--application-id", "app", "--group-id", "own", "--source-topic", "in", "--other-cluster")
+    options = ("app", "--group", "own", "--source-topic", "in", "--other-cluster")
     stateful = ("--store", "s", "--dead-letter-topic", "dead", "--anchor-topic", "anchor", *OUT)
     found = granted(*options, *stateful, "--operator-principal", "User:operator")
     assert ("User:source", "Read", "in") in found
@@ -107,7 +106,7 @@ def test_a_new_query_is_described_by_options(tmp_path: Path) -> None:
 
 def test_rights_of_a_source_elsewhere_are_granted_on_its_own_cluster() -> None:
     """A mirrored topic has the same name on both, and one principal may log in to both."""
-    options = ("--application-id", "app", "--source-topic", "same", "--topic", "same", "--other-cluster")
+    options = ("app", "--source-topic", "same", "--topic", "same", "--other-cluster")
     both = ("--source-principal", "User:me", "--sink-principal", "User:me")
     lines = [each for each in acls(*options, *both, "--store", "s").splitlines() if "kafka-acls.sh" in each]
     source = [each for each in lines if '--bootstrap-server "$SOURCE_BROKERS" ' in each]
@@ -124,7 +123,7 @@ def test_rights_of_a_source_elsewhere_are_granted_on_its_own_cluster() -> None:
 
 
 def test_who_shares_a_principal_gets_each_right_once_and_no_contained_one() -> None:
-    options = ("--application-id", "app", "--source-topic", "in", "--store", "s", *OUT)
+    options = ("app", "--source-topic", "in", "--store", "s", *OUT)
     both = ("--source-principal", "User:me", "--sink-principal", "User:me")
     found = granted(*options, *both)
     assert {each[0] for each in found} == {"User:me"}
@@ -142,7 +141,7 @@ def test_batch_writes_need_prefixes_unless_they_have_an_id() -> None:
         ("Write", "out"),
         ("Read", "out"),
     }
-    named = {each[1:] for each in granted("--batch", "--application-id", "app", *OUT)}
+    named = {each[1:] for each in granted("--batch", "app", *OUT)}
     assert named == {("Write", "app"), ("Read", "kafka-eos.app"), ("Write", "out"), ("Read", "out")}
 
 
@@ -169,7 +168,7 @@ def test_a_query_gets_no_right_to_the_changelogs_of_another_one(
 
 
 def test_with_several_output_topics_the_anchor_is_kafkas_own_topic_unless_it_is_named() -> None:
-    options = ("--application-id", "app", *OUT, "--topic", "more")
+    options = ("app", *OUT, "--topic", "more")
     assert ("User:sink", "Read", "__consumer_offsets") in granted(*options)
     named = granted(*options, "--anchor-topic", "out")
     assert ("User:sink", "Read", "out") in named
@@ -177,7 +176,7 @@ def test_with_several_output_topics_the_anchor_is_kafkas_own_topic_unless_it_is_
 
 
 def test_optional_rights_are_comments_that_say_what_happens_without_them() -> None:
-    lines = acls("--application-id", "app", "--token-topic", "tokens", *OUT).splitlines()
+    lines = acls("app", "--token-topic", "tokens", *OUT).splitlines()
     optional = [each for each in lines if each.startswith("# optional")]
     assert any("without it: the sink only warns" in each for each in optional)
     assert sum(each.startswith("# kafka-acls.sh") for each in lines) == len(optional)
@@ -185,7 +184,7 @@ def test_optional_rights_are_comments_that_say_what_happens_without_them() -> No
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_rights_of_its_own(command: str) -> None:
-    options = ("--application-id", "app", "--source-topic", "in", "--store", "s", *OUT)
+    options = ("app", "--source-topic", "in", "--store", "s", *OUT)
     more = ("--token-topic", "tokens", "--dead-letter-topic", "dead", "--command", command)
     without = granted(*options, *more[:4])
     found = granted(*options, *more, "--command-principal", "User:me")
@@ -194,7 +193,7 @@ def test_each_command_has_rights_of_its_own(command: str) -> None:
 
 
 def test_a_replay_has_a_group_and_an_id_of_its_own() -> None:
-    options = ("--application-id", "app", "--source-topic", "in", "--dead-letter-topic", "dead", *OUT)
+    options = ("app", "--source-topic", "in", "--dead-letter-topic", "dead", *OUT)
     found = granted(*options, "--command", "dead-letters replay", "--command-principal", "User:me")
     assert {each[1:] for each in found if each[0] == "User:me"} == {
         ("Read", "dead"),
@@ -206,7 +205,7 @@ def test_a_replay_has_a_group_and_an_id_of_its_own() -> None:
 
 
 def test_the_table_and_json_have_every_right() -> None:
-    options = ("--application-id", "app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
+    options = ("app", "--source-topic", "in", "--token-topic", "tokens", *OUT)
     shown = json.loads(acls(*options, "--json"))
     assert list(mismatches(json_documents.SHAPES["acls"], shown)) == []
     assert not shown["looked_up"]
@@ -227,14 +226,14 @@ def test_the_table_and_json_have_every_right() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--application-id", "app"), "add --topic"),
+        (("app",), "add --topic"),
         (OUT, "the application.id is not known"),
-        (("--application-id", "*", *OUT), "application.id"),
-        (("--application-id", "app", "--group-id", "*", *OUT), "'*' stands for every resource"),
-        (("--application-id", "app", "--source-topic", "*", *OUT), "'*' stands for every resource"),
-        (("--application-id", "app", "--topic", "a\x1b[2J"), "control characters"),
-        (("--application-id", "app", *OUT, "--sink-principal", "sink"), "no principal"),
-        (("--application-id", "app", *OUT, "--sink-principal", "User:*"), "no principal"),
+        (("*", *OUT), "application.id"),
+        (("app", "--group", "*", *OUT), "'*' stands for every resource"),
+        (("app", "--source-topic", "*", *OUT), "'*' stands for every resource"),
+        (("app", "--topic", "a\x1b[2J"), "control characters"),
+        (("app", *OUT, "--sink-principal", "sink"), "no principal"),
+        (("app", *OUT, "--sink-principal", "User:*"), "no principal"),
     ],
 )
 def test_what_would_grant_too_much_or_is_not_known_is_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -245,7 +244,7 @@ def test_what_would_grant_too_much_or_is_not_known_is_refused(arguments: tuple[s
 
 def test_names_do_not_escape_from_the_shell() -> None:
     evil = "x; rm -rf $(echo /) '\""
-    found = granted("--application-id", "app", "--group-id", evil, *OUT, "--sink-principal", f"User:{evil}")
+    found = granted("app", "--group", evil, *OUT, "--sink-principal", f"User:{evil}")
     assert (f"User:{evil}", "Read", evil) in found
 
 

@@ -89,7 +89,7 @@ def test_a_token_written_by_an_operator_decides_only_what_was_prepared_after_it(
 ) -> None:
     written = replace(token(UNDECIDED), sequence=sequence)
     assert f"box\t{TXN}\t{message}" in run(monkeypatch, written, "list", "--options", str(file))[1]
-    arguments = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    arguments = ["abort", "--options", str(file), str(TXN), "--yes"]
     assert run(monkeypatch, written, *arguments)[0] == (1 if sequence == 6 else 0)
     assert (TXN in memory.prepared) is (sequence == 6)
 
@@ -98,7 +98,7 @@ def test_a_token_written_by_an_operator_decides_only_what_was_prepared_after_it(
 def test_an_operator_commits_or_aborts_a_prepared_batch(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str
 ) -> None:
-    arguments = [word, "--options", str(file), "--sink", "box", "--id", str(TXN)]
+    arguments = [word, "--options", str(file), str(TXN)]
     assert "With --yes" in run(monkeypatch, None, *arguments)[1]
     assert TXN in memory.prepared, "without --yes the command must change nothing"
     assert run(monkeypatch, None, *arguments, "--yes")[0] == 0
@@ -109,21 +109,33 @@ def test_an_operator_commits_or_aborts_a_prepared_batch(
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])
+def test_the_id_names_the_sink_and_the_options_must_have_it(
+    monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str
+) -> None:
+    of_bag = replace(TXN, sink="bag")
+    memory.prepared[of_bag] = pa.table({"id": [1]})
+    code, message = run(monkeypatch, None, word, str(of_bag), "--options", str(file), "--yes")
+    assert code == 1
+    assert "have no sink 'bag', which prepared" in message
+    assert "Nothing was changed" in message
+    assert of_bag in memory.prepared
+
+
+@pytest.mark.parametrize("word", ["commit", "abort"])
 @pytest.mark.parametrize(
     ("whose", "named"),
     [
         (replace(TXN, application_id="other"), "application.id='other' on"),
         (SinkContext("box", "app", "elsewhere").txn(7, ATTEMPT), cluster_hash("elsewhere")),
-        (replace(TXN, sink="bag"), "sink 'bag'"),
     ],
-    ids=["application", "cluster", "sink"],
+    ids=["application", "cluster"],
 )
 def test_work_of_another_owner_is_refused_and_both_owners_are_named(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory, word: str, whose: SinkTxn, named: str
 ) -> None:
     memory.prepared[whose] = pa.table({"id": [1]})
     before = dict(memory.prepared)
-    arguments = [word, "--options", str(file), "--sink", "box", "--id", str(whose)]
+    arguments = [word, "--options", str(file), str(whose)]
     for more in ([], ["--yes"]):
         code, message = run(monkeypatch, None, *arguments, *more)
         assert code == 1
@@ -136,7 +148,7 @@ def test_work_of_another_owner_is_refused_and_both_owners_are_named(
 def test_a_fate_that_the_token_decides_cannot_be_overridden(
     monkeypatch: pytest.MonkeyPatch, file: Path, memory: Memory
 ) -> None:
-    arguments = ["abort", "--options", str(file), "--sink", "box", "--id", str(TXN), "--yes"]
+    arguments = ["abort", "--options", str(file), str(TXN), "--yes"]
     code, message = run(monkeypatch, token(PreparedSinks(ATTEMPT, ("box",))), *arguments)
     assert code == 1
     assert "start the query" in message
@@ -144,7 +156,7 @@ def test_a_fate_that_the_token_decides_cannot_be_overridden(
 
 
 @pytest.mark.parametrize("failing", ["recover", "commit", "nothing"])
-@pytest.mark.parametrize("arguments", [["list"], ["commit", "--sink", "box", "--id", str(TXN), "--yes"]])
+@pytest.mark.parametrize("arguments", [["list"], ["commit", str(TXN), "--yes"]])
 def test_every_sink_is_closed_even_after_an_error(
     monkeypatch: pytest.MonkeyPatch, file: Path, failing: str, arguments: list[str]
 ) -> None:

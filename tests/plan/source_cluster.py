@@ -77,6 +77,9 @@ class Cluster:
         self.logs = {tp: log for tp, log in self.logs.items() if tp.topic != topic} | dict(logs)
         self.ids_by_topic[topic] = self._id(topic) + "+"
 
+    def new_query(self) -> None:
+        pass
+
     def named(self, topics: Iterable[str]) -> Topics:
         self.requests.append("named")
         wanted = set(topics)

@@ -105,7 +105,7 @@ def test_a_missing_token_topic_is_named_with_the_command_that_creates_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster(monkeypatch)
-    with pytest.raises(NoTokenTopicError, match=r"'tokens' does not exist.*create --topic tokens"):
+    with pytest.raises(NoTokenTopicError, match=r"'tokens' does not exist.*create tokens"):
         token_topic.check({}, NAME, in_seconds())
 
 
@@ -295,7 +295,7 @@ def test_the_timeout_names_the_application_whose_transaction_is_open(monkeypatch
         read_record(seconds=0.01)
     assert "of application.id='invoices' holds partition tokens-0" in caught.value.message
     assert "at offset 2, while the log ends at 5" in caught.value.message
-    assert "kafka-eos fence --application-id invoices --yes" in caught.value.fix
+    assert "kafka-eos fence invoices --yes" in caught.value.fix
     assert kafka.isolation == ["read_uncommitted"]
 
 
@@ -339,7 +339,7 @@ def test_the_read_waits_for_the_election_of_a_leader(monkeypatch: pytest.MonkeyP
 
 
 def run(*arguments: str) -> Result:
-    named = ("--topic", NAME, "--bootstrap-servers", "h:1")
+    named = (NAME, "--bootstrap-servers", "h:1")
     result = CliRunner().invoke(main, ["token-topic", arguments[0], *named, *arguments[1:]])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
@@ -359,20 +359,11 @@ def topic_with_record(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     ).install(monkeypatch)
 
 
-def test_create_changes_nothing_without_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_creates_the_topic_once(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = cluster(monkeypatch)
-    shown = run("create", "--partitions", "3").output
-    assert "creates topic 'tokens' with 3 partition(s) and cleanup.policy=compact" in shown
-    assert "With --yes" in shown
-    assert not admin.created
-    assert "Created topic 'tokens', id id-1." in run("create", "--yes", "--partitions", "3").output
+    assert "Created topic 'tokens', id id-1." in run("create", "--partitions", "3").output
     assert [each[:3] for each in admin.created] == [(NAME, 3, -1)]
     assert "was not changed" in run("create").output
-
-
-def test_the_commands_need_brokers() -> None:
-    result = CliRunner().invoke(main, ["token-topic", "show", "--topic", NAME])
-    assert (result.exit_code, "no brokers are set" in result.output) == (1, True)
 
 
 def test_show_prints_records(topic_with_record: FakeKafka) -> None:
@@ -385,9 +376,9 @@ def test_show_prints_records(topic_with_record: FakeKafka) -> None:
         ("invoices", 0),
         (APP, 1),
     ]
-    (own,) = json.loads(run("show", "--json", "--application-id", APP).output)
+    (own,) = json.loads(run("show", "--json", APP).output)
     assert (own["token"]["seq"], own["offsets"]) == (4, {"in-0": 40, "out-0": 4})
-    assert "holds no record of application.id='x'" in run("show", "--application-id", "x").output
+    assert "holds no record of application.id='x'" in run("show", "x").output
 
 
 def test_show_describes_the_topic(topic_with_record: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,10 +396,10 @@ def test_forget_deletes_a_record_only_with_yes(
     forgotten: list[Any] = []
     monkeypatch.setattr(token_topics, "forget_query", lambda _kafka, _topic, *more: forgotten.append(more[0]))
     topic_with_record.logs[FIRST].looks = [LogEnds(0, 6, 6)]
-    said = run("forget", "--application-id", APP).output
+    said = run("forget", APP).output
     assert "With --yes: the command deletes this record" in said
     assert not forgotten
-    assert "Deleted." in run("forget", "--application-id", APP, "--yes").output
+    assert "Deleted." in run("forget", APP, "--yes").output
     assert forgotten == [APP]
-    assert "holds no record" in run("forget", "--application-id", "x", "--yes").output
+    assert "holds no record" in run("forget", "x", "--yes").output
     assert forgotten == [APP]

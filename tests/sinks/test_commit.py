@@ -24,6 +24,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Outcome,
@@ -33,10 +34,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
-from kafka_eos_source.sinks.filesystem import FilesystemSink
-from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.memory import Memory, MemorySink
-from kafka_eos_source.sinks.s3 import S3Sink
 from kafka_eos_source.sinks.sink_options import SinkNaming
 from kafka_eos_source.sinks.specs import SinkSpec, parse, targets
 from kafka_eos_source.sinks.targets import refuse_shared
@@ -193,35 +191,38 @@ class Unknown(MemorySink):
 
 
 SAME: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
-    (FilesystemSink("/data/x"), FilesystemSink("file:///data/./x/", "json")),
-    (FilesystemSink("s3://bucket/x/"), S3Sink("s3a://bucket/x")),
+    (constructors.files("/data/x").build(), constructors.files("file:///data/./x/", format="json").build()),
+    (constructors.files("s3://bucket/x/").build(), constructors.s3("s3a://bucket/x").build()),
     (
-        S3Sink("s3://bucket/x", endpoint="http://a:1", allow_http=True),
-        S3Sink("s3://bucket/x/", "json", endpoint="http://a:1", allow_http=True),
+        constructors.s3("s3://bucket/x", endpoint="http://a:1", allow_http=True).build(),
+        constructors.s3("s3://bucket/x/", format="json", endpoint="http://a:1", allow_http=True).build(),
     ),
-    (HttpSink("http://Host/batches"), HttpSink("http://host:80/batches/")),
+    (constructors.http("http://Host/batches").build(), constructors.http("http://host:80/batches/").build()),
     (
-        FilesystemSink("s3://key:secret@bucket/x?endpoint_override=A:9000&scheme=http"),
-        S3Sink("s3a://bucket/x", endpoint="http://a:9000/", allow_http=True),
+        constructors.files("s3://key:secret@bucket/x?endpoint_override=A:9000&scheme=http").build(),
+        constructors.s3("s3a://bucket/x", endpoint="http://a:9000/", allow_http=True).build(),
     ),
     (
-        HttpSink("https://h/in?table=x&token=secret", "idempotency-key"),
-        HttpSink("https://h/in/?token=hidden&table=x", "idempotency-key"),
+        constructors.http("https://h/in?table=x&token=secret", mode="idempotency-key").build(),
+        constructors.http("https://h/in/?token=hidden&table=x", mode="idempotency-key").build(),
     ),
     (MemorySink("a"), MemorySink("a")),
 ]
 APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
-    (FilesystemSink("/data/x"), FilesystemSink("/data/y")),
-    (S3Sink("s3://bucket/x"), S3Sink("s3://other/x")),
+    (constructors.files("/data/x").build(), constructors.files("/data/y").build()),
+    (constructors.s3("s3://bucket/x").build(), constructors.s3("s3://other/x").build()),
     (
-        S3Sink("s3://bucket/x", endpoint="http://a:1", allow_http=True),
-        S3Sink("s3://bucket/x", endpoint="http://b:1", allow_http=True),
+        constructors.s3("s3://bucket/x", endpoint="http://a:1", allow_http=True).build(),
+        constructors.s3("s3://bucket/x", endpoint="http://b:1", allow_http=True).build(),
     ),
-    (HttpSink("http://host/a"), HttpSink("https://host/a")),
-    (FilesystemSink("s3://b/x?endpoint_override=a:1"), FilesystemSink("s3://b/x?endpoint_override=b:1")),
+    (constructors.http("http://host/a").build(), constructors.http("https://host/a").build()),
     (
-        HttpSink("https://h/in?table=x", "idempotency-key"),
-        HttpSink("https://h/in?table=y", "idempotency-key"),
+        constructors.files("s3://b/x?endpoint_override=a:1").build(),
+        constructors.files("s3://b/x?endpoint_override=b:1").build(),
+    ),
+    (
+        constructors.http("https://h/in?table=x", mode="idempotency-key").build(),
+        constructors.http("https://h/in?table=y", mode="idempotency-key").build(),
     ),
     (MemorySink("a"), MemorySink("b")),
     (Unknown("a"), Unknown("a")),
@@ -230,40 +231,50 @@ APART: list[tuple[TwoPhaseSink, TwoPhaseSink]] = [
 
 def databases(*pairs: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
     pytest.importorskip("sqlalchemy")
-    from kafka_eos_source.sinks.sql import SqlSink
 
-    return [(SqlSink(**one), SqlSink(**two)) for one, two in pairs]
+    return [(constructors.sql(**one).build(), constructors.sql(**two).build()) for one, two in pairs]
 
 
 def tables(same: bool) -> list[tuple[TwoPhaseSink, TwoPhaseSink]]:
     pytest.importorskip("deltalake")
     pytest.importorskip("pyiceberg")
-    from kafka_eos_source.sinks.delta import DeltaSink
-    from kafka_eos_source.sinks.iceberg import IcebergSink
 
     rest = {"type": "rest", "uri": "https://me:secret@catalog/v1", "credential": "hidden"}
     if same:
         return [
-            (DeltaSink("/data/t"), FilesystemSink("/data/t/")),
+            (constructors.delta("/data/t").build(), constructors.files("/data/t/").build()),
             (
-                DeltaSink(
-                    "s3a://bucket/t", {"AWS_ENDPOINT_URL": "http://A:1", "aws_secret_access_key": "hidden"}
-                ),
-                S3Sink("s3://bucket/t", endpoint="http://a:1", allow_http=True),
+                constructors.delta(
+                    "s3a://bucket/t",
+                    storage={"AWS_ENDPOINT_URL": "http://A:1", "aws_secret_access_key": "hidden"},
+                ).build(),
+                constructors.s3("s3://bucket/t", endpoint="http://a:1", allow_http=True).build(),
             ),
             (
-                IcebergSink("a.t", "one", {**rest, "warehouse": "s3a://me:secret@b/w/"}),
-                IcebergSink("a.t", "one", {**rest, "warehouse": "s3://b/w"}),
+                constructors.iceberg(
+                    "a.t", catalog_name="one", catalog={**rest, "warehouse": "s3a://me:secret@b/w/"}
+                ).build(),
+                constructors.iceberg(
+                    "a.t", catalog_name="one", catalog={**rest, "warehouse": "s3://b/w"}
+                ).build(),
             ),
             (
-                IcebergSink("a.t", "one", rest),
-                IcebergSink("a.t", "two", {**rest, "uri": "https://catalog/v1/"}),
+                constructors.iceberg("a.t", catalog_name="one", catalog=rest).build(),
+                constructors.iceberg(
+                    "a.t", catalog_name="two", catalog={**rest, "uri": "https://catalog/v1/"}
+                ).build(),
             ),
         ]
     return [
-        (DeltaSink("/data/t"), DeltaSink("/data/u")),
-        (IcebergSink("a.t", "one", rest), IcebergSink("a.u", "one", rest)),
-        (IcebergSink("a.t", "one"), IcebergSink("a.t", "two")),
+        (constructors.delta("/data/t").build(), constructors.delta("/data/u").build()),
+        (
+            constructors.iceberg("a.t", catalog_name="one", catalog=rest).build(),
+            constructors.iceberg("a.u", catalog_name="one", catalog=rest).build(),
+        ),
+        (
+            constructors.iceberg("a.t", catalog_name="one").build(),
+            constructors.iceberg("a.t", catalog_name="two").build(),
+        ),
     ]
 
 
@@ -313,7 +324,10 @@ def test_a_sink_without_a_target_is_described_by_its_type_and_options() -> None:
 def test_a_link_and_its_folder_are_the_same_target(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    assert FilesystemSink(str(tmp_path / "a")).target() == FilesystemSink(str(tmp_path / "b")).target()
+    assert (
+        constructors.files(str(tmp_path / "a")).build().target()
+        == constructors.files(str(tmp_path / "b")).build().target()
+    )
 
 
 def test_a_process_asks_once_for_the_cluster_and_the_planning_process_again_after_a_minute(
@@ -377,7 +391,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
         "sink.right.format": "json",
     }
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
-        two_phase.check(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+        two_phase.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
@@ -392,7 +406,7 @@ def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     options = given_options(tmp_path, **late)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            two_phase.check(options, plan(options))
+            two_phase.make_ready(options, plan(options))
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
@@ -403,13 +417,13 @@ def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> N
     url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
     options = given_options(tmp_path, **url)
     with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
-        two_phase.check(options, plan(options))
+        two_phase.make_ready(options, plan(options))
 
 
 class Choosy(MemorySink):
     """A user's sink whose check refuses every schema."""
 
-    def check(self, schema: pa.Schema, deadline: Deadline) -> None:
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         raise InvalidSchemaError("column 'id' has type int64.", fix="correct sink.<name>.columns.")
 
 
@@ -418,7 +432,7 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
-        two_phase.check(options, plan(options))
+        two_phase.make_ready(options, plan(options))
 
 
 def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:

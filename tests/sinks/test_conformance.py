@@ -13,8 +13,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.sinks import filesystem_layout
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+from kafka_eos_source.sinks import constructors, filesystem_layout
+from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import Rows, SinkConformance, System
 
@@ -43,7 +43,7 @@ class TestFilesystem(SinkConformance):
         def visible() -> Rows:
             return [row for file in committed_files(path) for row in _READERS[self.kind](f"/{file}")]
 
-        return System(sink=lambda: FilesystemSink(path, self.kind), visible=visible)
+        return System(sink=lambda: constructors.files(path, format=self.kind).build(), visible=visible)
 
 
 class TestJsonLines(TestFilesystem):
@@ -92,7 +92,6 @@ class TestSqlite(SinkConformance):
     @pytest.fixture
     def system(self, tmp_path: Path) -> System:
         pytest.importorskip("sqlalchemy")
-        from kafka_eos_source.sinks.sql import SqlSink
 
         file = tmp_path / "sink.db"
 
@@ -103,7 +102,7 @@ class TestSqlite(SinkConformance):
                 return [dict(row) for row in connection.execute("SELECT * FROM rows")] if made else []
 
         return System(
-            sink=lambda: SqlSink(f"sqlite:///{file}", "rows"),
+            sink=lambda: constructors.sql(f"sqlite:///{file}", "rows").build(),
             visible=visible,
             store=str(tmp_path / "store"),
         )

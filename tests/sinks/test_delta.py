@@ -22,7 +22,7 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import specs
+from kafka_eos_source.sinks import constructors, specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, StageContext
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
@@ -67,7 +67,7 @@ class Lake:
     def system(self, **options: Any) -> System:
         # delta-rs does not work in a process that was forked after its first use, so tests raise instead
         return System(
-            lambda: DeltaSink(self.path, **options),
+            lambda: constructors.delta(self.path, **options).build(),
             self.visible,
             store=str(self.folder / "checkpoint"),
             in_process=True,
@@ -82,7 +82,7 @@ class Lake:
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> SinkTxn:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows, batch_id), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
         return txn
@@ -226,7 +226,7 @@ def test_a_batch_is_known_although_another_region_committed_and_the_table_was_co
     txn = new_txn(7)
     other = new_txn(8, cluster_id=OTHER_CLUSTER_ID)
     with opened(lake.system()) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         assert sink.prepare(txn, stage(sink, ROWS.slice(0, 2)), deadline()) == OK
         with monkeypatch.context() as patch:
             patch.setattr(NotesFolder, "remove", die)
@@ -437,13 +437,13 @@ def test_an_invalid_option_is_refused(option: str, text: str) -> None:
 _COMMIT = """
 import sys
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
-from kafka_eos_source.sinks.delta import DeltaSink
+from kafka_eos_source.sinks.constructors import delta
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import deadline
 
 path, store, text, cluster_id = sys.argv[1:]
 txn = SinkTxn.parse(text)
-sink = DeltaSink(path)
+sink = delta(path).build()
 sink.open(SinkContext(txn.sink, txn.application_id, cluster_id, NotesFolder(store)))
 sink.commit(txn, deadline())
 """

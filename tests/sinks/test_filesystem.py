@@ -14,9 +14,9 @@ import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, Fatal
+from kafka_eos_source.sinks import OK, Fatal, constructors
 from kafka_eos_source.sinks import filesystem as module
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
+from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 
 DRIVERS, TIMES = 3, 60
@@ -35,7 +35,7 @@ def _switching_often() -> Iterator[None]:
 def test_of_two_drivers_that_commit_one_batch_the_second_finds_it_committed(tmp_path: Path) -> None:
     for number in range(TIMES):
         folder = tmp_path / str(number)
-        system = System(sink=lambda at=folder: FilesystemSink(str(at)), visible=list)
+        system = System(sink=lambda at=folder: constructors.files(str(at)).build(), visible=list)
         txn, outcomes = new_txn(), []
         with opened(system) as sink:
             assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -60,7 +60,7 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator aborts a batch whose commit had begun to move files; the next start finishes the abort."""
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -84,27 +84,31 @@ def test_an_abort_that_is_killed_between_its_deletions_leaves_no_folder(
 
 def test_an_application_id_too_long_for_file_names_is_refused_at_the_start(tmp_path: Path) -> None:
     """The error would look like a temporary failure of the disk if only `prepare` raised it."""
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     longest, name = "a" * (194 - 4), "sink"
     with opened(system, longest, name) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         txn = new_txn(10**19 - 1, longest, name)
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
     with opened(system, f"{longest}a", name) as sink, pytest.raises(InvalidOptionError, match="195 bytes"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def test_two_sinks_of_different_formats_share_a_path_without_losing_rows(tmp_path: Path) -> None:
     """In an earlier version, the manifest of one sink overwrote that of the other, whose rows were lost."""
     wanted = {"parquet": 0, "jsonl": 0}
     for name, kind in (("left", "parquet"), ("right", "json")):
-        system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
+        system = System(
+            sink=lambda kind=kind: constructors.files(str(tmp_path), format=kind).build(), visible=list
+        )  # type: ignore[misc]
         txn = replace(new_txn(1, sink=name), attempt="0123456789abcdef0123")
         with opened(system, name=name) as sink:
             assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
     for name, kind in (("left", "parquet"), ("right", "json")):
-        system = System(sink=lambda kind=kind: FilesystemSink(str(tmp_path), kind), visible=list)  # type: ignore[misc]
+        system = System(
+            sink=lambda kind=kind: constructors.files(str(tmp_path), format=kind).build(), visible=list
+        )  # type: ignore[misc]
         with opened(system, name=name) as sink:
             assert sink.commit(replace(txn, sink=name), deadline()) == OK
     for file in committed_files(str(tmp_path)):
@@ -128,7 +132,7 @@ def test_a_batch_whose_folder_was_archived_is_still_known_as_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, killed_at: str | None
 ) -> None:
     """The next start commits the batch again that Kafka's token names, after people moved its folder away."""
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
@@ -155,7 +159,7 @@ def test_a_batch_whose_folder_was_archived_is_still_known_as_committed(
 def test_a_record_without_the_rename_does_not_count_as_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     for end in ("commit", "abort"):
         txn = new_txn()
         with opened(system) as sink:
@@ -174,7 +178,7 @@ def test_a_record_without_the_rename_does_not_count_as_a_commit(
 
 def test_only_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT_RECORDS", 3)
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     txns = [new_txn(number) for number in range(7)]
     with opened(system) as sink:
         for number, txn in enumerate(txns):
@@ -186,7 +190,7 @@ def test_only_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_error_for_a_batch_that_left_no_trace_says_what_to_put_back(tmp_path: Path) -> None:
-    system = System(sink=lambda: FilesystemSink(str(tmp_path)), visible=list)
+    system = System(sink=lambda: constructors.files(str(tmp_path)).build(), visible=list)
     with opened(system) as sink:
         outcome = sink.commit(new_txn(), deadline())
     assert isinstance(outcome, Fatal)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.sinks import formats
+from kafka_eos_source.sinks import constructors, formats
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.formats import encode
 from kafka_eos_source.sinks.manifest import NotesFolder
@@ -99,9 +99,8 @@ class TestSql:
         return tmp_path / "x.db"
 
     def sink(self, file: Path, **options: Any) -> Any:
-        from kafka_eos_source.sinks.sql import SqlSink
 
-        sink = SqlSink(f"sqlite:///{file}", "t", **options)
+        sink = constructors.sql(f"sqlite:///{file}", "t", **options).build()
         sink.open(SinkContext("db", "app", "cluster", NotesFolder(str(file.parent / "store"))))
         return sink
 
@@ -157,12 +156,12 @@ class TestSql:
         self.run(file, f"CREATE TABLE t ({table})")
         sink = self.sink(file, **options)
         with pytest.raises(InvalidSchemaError, match=message):
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert isinstance(self.write(sink), Fatal), "and a query that was not checked is refused too"
 
     def test_a_missing_table_is_refused_if_it_must_not_be_created(self, file: Path) -> None:
         with pytest.raises(InvalidSchemaError, match="there is no table 't'"):
-            self.sink(file, create=False).check(ROWS.schema, deadline())
+            self.sink(file, create=False).make_ready(ROWS.schema, deadline())
 
     def test_a_commit_that_violates_a_constraint_succeeds_once_the_conflicting_row_is_gone(
         self, file: Path
@@ -193,16 +192,15 @@ class TestSql:
         self, file: Path, url: str, message: str
     ) -> None:
         from kafka_eos_source.errors import InvalidOptionError
-        from kafka_eos_source.sinks.sql import SqlSink
 
-        sink = SqlSink(url, "t")
+        sink = constructors.sql(url, "t").build()
         sink.open(SinkContext("db", "app", "cluster"))
         with pytest.raises(InvalidOptionError, match=message) as refused:
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         assert "pw" not in str(refused.value)
 
     def test_two_phase_mode_is_refused_for_a_database_without_it(self, file: Path) -> None:
         from kafka_eos_source.errors import InvalidOptionError
 
         with pytest.raises(InvalidOptionError, match="sqlite has no prepared transactions"):
-            self.sink(file, two_phase="require").check(ROWS.schema, deadline())
+            self.sink(file, two_phase="require").make_ready(ROWS.schema, deadline())

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import MASK
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable, SinkContext
 from kafka_eos_source.sinks.http import HttpSink
 from kafka_eos_source.sinks.http_client import (
@@ -80,7 +81,7 @@ def _rows(service: HttpService, kind: str) -> Rows:
 def _system(service: HttpService, mode: str, folder: Path, kind: str = "json", **options: Any) -> System:
     url = f"{service.url}/rows" if mode == IDEMPOTENCY_KEY else service.url
     return System(
-        sink=lambda: HttpSink(url, mode, kind, **options),
+        sink=lambda: constructors.http(url, mode=mode, format=kind, **options).build(),
         visible=lambda: _rows(service, kind),
         store=str(folder / "store") if mode == IDEMPOTENCY_KEY else None,
     )
@@ -252,7 +253,7 @@ def test_a_request_has_credentials_content_type_row_count_and_transaction_id(
     monkeypatch.setenv("SERVICE_AUTH", "Bearer s3cr3t-of-the-test")
     system = _system(service, mode, tmp_path, auth_env="SERVICE_AUTH")
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         txn = new_txn()
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
         assert sink.commit(txn, deadline()) == OK
@@ -427,9 +428,9 @@ def test_recover_raises_if_the_service_does_not_list_prepared_ids(
         service.fault(("pending", "401"))
         with pytest.raises(SinkFailedError, match="HTTP 401"):
             sink.recover(deadline())
-    elsewhere = System(sink=lambda: HttpSink(f"{service.url}/other"), visible=list)
+    elsewhere = System(sink=lambda: constructors.http(f"{service.url}/other").build(), visible=list)
     with opened(elsewhere) as sink, pytest.raises(SinkFailedError, match="HTTP 404"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 @pytest.mark.parametrize(
@@ -461,15 +462,17 @@ def test_invalid_options_are_refused_at_the_start(options: dict[str, str], messa
 
 
 def test_missing_credentials_or_checkpoint_are_detected_before_the_first_batch(tmp_path: Path) -> None:
-    missing = HttpSink("http://127.0.0.1:9/", auth_env="KAFKA_EOS_TEST_UNSET")
+    missing = constructors.http("http://127.0.0.1:9/", auth_env="KAFKA_EOS_TEST_UNSET").build()
     with (
         opened(System(lambda: missing, list)) as sink,
         pytest.raises(InvalidOptionError, match="KAFKA_EOS_TEST_UNSET"),
     ):
-        sink.check(ROWS.schema, deadline())
-    no_checkpoint = System(lambda: HttpSink("http://127.0.0.1:9/", IDEMPOTENCY_KEY), list)
+        sink.make_ready(ROWS.schema, deadline())
+    no_checkpoint = System(
+        lambda: constructors.http("http://127.0.0.1:9/", mode=IDEMPOTENCY_KEY).build(), list
+    )
     with opened(no_checkpoint) as sink, pytest.raises(SinkFailedError, match="checkpointLocation"):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def test_every_status_has_one_meaning() -> None:
@@ -579,7 +582,9 @@ def test_a_list_of_prepared_ids_that_is_none_is_refused_and_credentials_go_nowhe
     foreign_service: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Foreign, "how", how)
-    system = System(sink=lambda: HttpSink(foreign_service, auth="Bearer s3cret"), visible=list)
+    system = System(
+        sink=lambda: constructors.http(foreign_service, auth="Bearer s3cret").build(), visible=list
+    )
     with opened(system) as sink, pytest.raises(SinkFailedError, match="list 'pending'") as refused:
         sink.recover(deadline())
     assert len(refused.value.message) < 1000
@@ -591,7 +596,7 @@ def test_a_service_that_asks_for_an_endless_pause_is_asked_again_by_the_driver(
     foreign_service: str, header: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Foreign, "how", header)
-    system = System(sink=lambda: HttpSink(foreign_service, retries=1), visible=list)
+    system = System(sink=lambda: constructors.http(foreign_service, retries=1).build(), visible=list)
     begun = time.monotonic()
     with opened(system) as sink:
         assert isinstance(sink.commit(new_txn(), deadline()), Retryable)

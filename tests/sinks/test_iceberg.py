@@ -19,7 +19,7 @@ from kafka_eos_source.errors import (
     SinkRetryableError,
 )
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import specs
+from kafka_eos_source.sinks import constructors, specs
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import (
@@ -42,7 +42,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType
 
 from kafka_eos_source.sinks import iceberg as module
-from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy, partition_by
+from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy
 from tests.sinks.table_format_kit import TableFormatKit
 
 NAME = "lake.orders"
@@ -64,7 +64,7 @@ class Lake:
         }
 
     def sink(self, **options: Any) -> IcebergSink:
-        return IcebergSink(NAME, catalog=self.catalog, **{**self.options, **options})
+        return constructors.iceberg(NAME, catalog=self.catalog, **{**self.options, **options}).build()
 
     def table(self) -> Table:
         return load_catalog("default", **self.catalog).load_table(NAME)
@@ -89,7 +89,7 @@ class Lake:
     def write_batch(self, rows: pa.Table, batch_id: int = 7, **options: Any) -> None:
         txn = new_txn(batch_id)
         with opened(self.system(**options)) as sink:
-            sink.check(rows.schema, deadline())
+            sink.make_ready(rows.schema, deadline())
             assert sink.prepare(txn, stage(sink, rows, batch_id), deadline()) == OK
             assert sink.commit(txn, deadline()) == OK
 
@@ -134,7 +134,7 @@ def test_rows_of_every_type_are_written_to_their_partition(lake: Lake) -> None:
             "inner": pa.array([{"x": 1, "y": "z"}, {"x": None, "y": None}, None], inner),
         }
     )
-    by = partition_by("partition.by", "days(at), bucket(4, id), truncate(1, price), day")
+    by = "days(at), bucket(4, id), truncate(1, price), day"
     lake.write_batch(rows, partition_by=by)
     table = lake.table()
     found = table.scan().to_arrow()
@@ -228,7 +228,7 @@ def test_columns_are_added_although_another_writer_adds_rows_meanwhile(
     assert [row["note"] for row in lake.visible()].count("n") == ROWS.num_rows
     conflicts.append(_conflict)
     with opened(lake.system(schema_evolution="add")) as sink, pytest.raises(SinkRetryableError, match="kept"):
-        sink.check(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
+        sink.make_ready(wider.append_column("more", wider["note"]).schema, Deadline.after_seconds(0))
 
 
 def test_columns_are_widened_and_never_narrowed(lake: Lake) -> None:
@@ -277,7 +277,7 @@ def test_a_batch_whose_table_was_dropped_is_refused(lake: Lake, when: str) -> No
         if when == "commit":
             assert sink.prepare(txn, staged, deadline()) == OK
         load_catalog("default", **lake.catalog).drop_table(NAME)
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         is_prepare = when == "prepare"
         outcome = sink.prepare(txn, staged, deadline()) if is_prepare else sink.commit(txn, deadline())
     assert isinstance(outcome, Fatal)
@@ -289,7 +289,7 @@ def test_a_batch_whose_table_was_dropped_is_refused(lake: Lake, when: str) -> No
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_a_changed_partition_spec_does_not_fail_a_batch(lake: Lake, when: str, merge: str) -> None:
     """The files keep the spec with which they were written, and the table keeps its new spec."""
-    lake.write_batch(ROWS.slice(0, 2), 1, partition_by=partition_by("p", "name"), properties=_MERGE[merge])
+    lake.write_batch(ROWS.slice(0, 2), 1, partition_by="name", properties=_MERGE[merge])
     txn, after = new_txn(2), new_txn(3)
     with opened(lake.system()) as sink:
         staged = stage(sink, ROWS.slice(2))
@@ -318,7 +318,7 @@ def test_a_changed_partition_spec_does_not_fail_a_batch(lake: Lake, when: str, m
 def test_a_widened_partition_column_does_not_fail_a_batch(lake: Lake) -> None:
     narrow = pa.table({"id": pa.array([1, 2], pa.int32())})
     txn = new_txn()
-    with opened(lake.system(partition_by=partition_by("p", "id"))) as sink:
+    with opened(lake.system(partition_by="id")) as sink:
         assert sink.prepare(txn, stage(sink, narrow), deadline()) == OK
         with lake.table().update_schema() as schema:
             schema.update_column("id", LongType())
@@ -379,10 +379,10 @@ def test_an_invalid_option_is_refused(option: str, text: str) -> None:
 def test_an_unreachable_catalog_is_retried(lake: Lake) -> None:
     from kafka_eos_source.errors import RetriableError
 
-    sink = IcebergSink(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"})
+    sink = constructors.iceberg(NAME, catalog={"type": "rest", "uri": "http://127.0.0.1:9/"}).build()
     sink.open(SinkContext("w", "app", "cluster", NotesFolder(str(lake.folder / "checkpoint"))))
     with pytest.raises((RetriableError, OSError)):
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
 
 
 def _conflict() -> None:

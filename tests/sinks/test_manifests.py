@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import SinkFailedError
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, filesystem_layout, manifest
-from kafka_eos_source.sinks.filesystem import FilesystemSink, committed_files
-from kafka_eos_source.sinks.http import HttpSink
+from kafka_eos_source.sinks import OK, Ok, Retryable, SinkTxn, constructors, filesystem_layout, manifest
+from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import System, deadline, new_txn, opened, stage
 from tests.support import foreign_manifests as foreign
@@ -45,10 +44,10 @@ def home(tmp_path: Path) -> Path:
 
 def prepared(home: Path) -> tuple[System, SinkTxn, Path]:
     """Prepares a batch in ``out``; returns the sink, the id, and the manifest."""
-    system = System(sink=lambda: FilesystemSink(str(home / "out")), visible=list)
+    system = System(sink=lambda: constructors.files(str(home / "out")).build(), visible=list)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
     assert isinstance(outcome, Ok)
     (file,) = home.glob("out/_kafka_eos/*/prepared/*.json")
@@ -277,7 +276,7 @@ def test_a_folder_that_another_user_created_first_is_refused(home: Path) -> None
     os.chown(file.parent.parent, 12345, 12345)
     with opened(system) as sink:
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
-            sink.check(ROWS.schema, deadline())
+            sink.make_ready(ROWS.schema, deadline())
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
             stage(sink, ROWS)
         with pytest.raises(SinkFailedError, match="belongs to user id 12345"):
@@ -325,7 +324,6 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
     store = str(home / "store")
     if kind == "sql":
         pytest.importorskip("sqlalchemy")
-        from kafka_eos_source.sinks.sql import SqlSink
 
         file = home / "rows.db"
 
@@ -333,20 +331,17 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
             with sqlite3.connect(file) as connection:
                 return int(connection.execute("SELECT count(*) FROM t").fetchone()[0])
 
-        return System(lambda: SqlSink(f"sqlite:///{file}", "t"), list, store), stored
+        return System(lambda: constructors.sql(f"sqlite:///{file}", "t").build(), list, store), stored
     path = str(home / "table")
     if kind == "delta":
         deltalake = pytest.importorskip("deltalake")
-        from kafka_eos_source.sinks.delta import DeltaSink
 
         def in_table() -> int:
             return int(deltalake.DeltaTable(path).to_pyarrow_table().num_rows)
 
-        return System(lambda: DeltaSink(path), list, store), in_table
+        return System(lambda: constructors.delta(path).build(), list, store), in_table
     pytest.importorskip("pyiceberg.catalog.sql")
     from pyiceberg.catalog.sql import SqlCatalog
-
-    from kafka_eos_source.sinks.iceberg import IcebergSink
 
     catalog = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
 
@@ -355,7 +350,7 @@ def in_checkpoint(home: Path, kind: str) -> tuple[System, Callable[[], int]]:
         return int(table.scan().to_arrow().num_rows)
 
     SqlCatalog("default", **catalog).create_namespace("db")
-    return System(lambda: IcebergSink("db.t", catalog=catalog), list, store), in_snapshot
+    return System(lambda: constructors.iceberg("db.t", catalog=catalog).build(), list, store), in_snapshot
 
 
 @pytest.mark.parametrize("ending", ["json", "arrow"])
@@ -368,7 +363,7 @@ def test_what_the_checkpoint_holds_of_a_batch_is_believed_only_with_its_digest(
     system, count = in_checkpoint(home, kind)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
     assert isinstance(outcome, Ok)
     assert outcome.digest
@@ -398,7 +393,7 @@ def test_a_foreign_note_is_refused_by_name_or_has_the_shape_of_an_own_one(home: 
     system, _ = in_checkpoint(home, kind)
     txn = new_txn()
     with opened(system) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         outcome = sink.prepare(txn, stage(sink, ROWS), deadline())
         assert isinstance(outcome, Ok)
         read = getattr(sink, "read_note", sql_note)
@@ -434,7 +429,9 @@ def test_rows_that_somebody_adds_to_the_checkpoint_do_not_replace_a_prepared_tra
 def test_rows_for_a_service_are_sent_only_with_their_digest(home: Path) -> None:
     """Nothing listens at the port: only unchanged rows would be sent, which then fails."""
     url = "http://127.0.0.1:9/rows"
-    system = System(lambda: HttpSink(url, "idempotency-key", retries=0), list, str(home / "store"))
+    system = System(
+        lambda: constructors.http(url, mode="idempotency-key", retries=0).build(), list, str(home / "store")
+    )
     txn = new_txn()
     with opened(system) as sink:
         assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 
+from kafka_eos_source import sink_options
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import SinkOption, with_two_phase_sinks
+from kafka_eos_source.sinks import SinkOption
+from kafka_eos_source.sinks.constructors import custom
 from kafka_eos_source.sinks.contract import OK, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.filesystem import FilesystemSink
 from kafka_eos_source.sinks.memory import MemorySink
@@ -144,45 +145,31 @@ def test_every_type_loads_without_its_extra(name: str, monkeypatch: pytest.Monke
     assert issubclass(sink_class("x", name), TwoPhaseSink)
 
 
-class Writer:
-    """Stand-in for Spark's DataStreamWriter."""
-
-    def __init__(self) -> None:
-        self.options: dict[str, str] = {}
-
-    def option(self, name: str, value: str) -> Writer:
-        self.options[name.lower()] = value
-        return self
-
-
 def test_sinks_can_be_passed_as_objects() -> None:
-    writer: Any = Writer()
-    with_two_phase_sinks(writer, {"own": OwnSink("x")}, columns={"own": ["id"]})
-    (own,) = sinks(writer.options)
-    assert own.columns == ("id",)
+    own, other = sinks(sink_options({"own": custom(OwnSink("x"), columns=["id"]), "b": custom(MemorySink())}))
+    assert (own.columns, other.columns) == (("id",), None)
     made = own.build()
     assert isinstance(made, OwnSink)
     assert made.token_url == "x"
-    unnamed: Any = Writer()
-    with_two_phase_sinks(unnamed, [MemorySink(), MemorySink("other")])
-    assert [each.name for each in sinks(unnamed.options)] == ["sink0", "sink1"]
+    assert isinstance(other.build(), MemorySink)
 
 
 def test_the_password_of_an_object_is_not_shown() -> None:
-    writer: Any = Writer()
-    with_two_phase_sinks(writer, {"own": OwnSink("https://me:swordfish@host")})
-    (own,) = sinks(writer.options)
+    sink = custom(OwnSink("https://me:swordfish@host"))
+    (own,) = sinks(sink_options({"own": sink}))
     assert own.secrets(own.build()).hide("me:swordfish@host") == "me:********@host"
+    assert repr(sink) == f"Sink(custom, {__name__}:OwnSink)"
 
 
 def test_an_object_that_is_not_a_sink_is_refused() -> None:
-    writer: Any = Writer()
-    with pytest.raises(InvalidOptionError, match="'a' is a str"):
-        with_two_phase_sinks(writer, {"a": "no sink"})  # type: ignore[dict-item]
+    with pytest.raises(InvalidOptionError, match=r"custom\(\).* is a str"):
+        custom("no sink")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOptionError, match=r"'a' is of the class OwnSink.*custom\(MySink"):
+        sink_options({"a": OwnSink()})  # type: ignore[dict-item]
     unpicklable = OwnSink()
     unpicklable.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
     with pytest.raises(InvalidOptionError, match="cannot be pickled"):
-        with_two_phase_sinks(writer, {"a": unpicklable})
+        custom(unpicklable)
 
 
 def test_sink_transaction_ids_are_parsed_and_printed() -> None:

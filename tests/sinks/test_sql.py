@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
+from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext, SinkTxn
 from kafka_eos_source.testing.sinks import ROWS, System, deadline, new_txn, opened, stage
 
 sa = pytest.importorskip("sqlalchemy")
 
-from kafka_eos_source.sinks.sql import SqlSink  # noqa: E402
 from kafka_eos_source.sinks.sql_transactions import MySql, gid_of, txn_of  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def run(file: Path, *statements: str) -> list[tuple[object, ...]]:
 
 def system(file: Path, **options: object) -> System:
     return System(
-        sink=lambda: SqlSink(f"sqlite:///{file}", "rows", **options),  # type: ignore[arg-type]
+        sink=lambda: constructors.sql(f"sqlite:///{file}", "rows", **options).build(),  # type: ignore[arg-type]
         visible=list,
         store=str(file.parent / "store"),
     )
@@ -99,7 +99,7 @@ def test_a_violated_deferred_constraint_is_found_before_kafka_commits(file: Path
 
 def test_a_database_that_may_refuse_at_the_commit_is_reported(file: Path) -> None:
     with opened(system(file)) as sink:
-        sink.check(ROWS.schema, deadline())
+        sink.make_ready(ROWS.schema, deadline())
         (risk,) = sink.risks()
     assert "sqlite has no prepared transactions" in risk
     assert "two.phase=require" in risk

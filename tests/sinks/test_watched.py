@@ -100,6 +100,7 @@ def test_every_call_reaches_the_sink() -> None:
     assert found.commit(TXN, soon()) == OK
     assert found.abort(TXN, soon()) == OK
     found.check(ROWS.schema, soon())
+    found.make_ready(ROWS.schema, soon())
     found.tidy(3, soon())
     found.close()
     assert sink.calls == ["recover", "prepare", "commit", "abort"]

@@ -16,9 +16,11 @@ from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.spark import worker_daemon
+from tests.support.simulated_kafka import SimulatedKafka
 
+_BROKERS = "b:9092"
 _OPTIONS = {
-    "kafka.bootstrap.servers": "b:9092",
+    "kafka.bootstrap.servers": _BROKERS,
     "subscribe": "in",
     "application.id": "app",
 }
@@ -106,7 +108,9 @@ def test_a_process_does_not_import_what_it_does_not_use(
     """A query starts many processes one after the other, so each import of 0.1 s delays its first batch."""
     stated = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
     (tmp_path / "options").write_bytes(pickle.dumps(parse_write(stated, streaming=True)))
-    assert not imported(code, tmp_path) & {"confluent_kafka", *not_needed}
+    with SimulatedKafka({"in": 1}) as cluster:
+        found = imported(code.replace(_BROKERS, cluster.bootstrap), tmp_path)
+    assert not found & {"confluent_kafka", *not_needed}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,25 @@ def test_the_process_that_commits_does_not_check_the_target_again(
         at_least_once.check_target(options)
     monkeypatch.setitem(sys.modules, "pyspark.sql.worker.python_streaming_sink_runner", sys)
     at_least_once.check_target(options)
+
+
+def test_a_new_query_does_not_wait_long_for_brokers_that_accept_connections_and_are_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else may listen at a wrong address. A query that has run waits for its brokers."""
+    monkeypatch.setattr(at_least_once, "START_SECONDS", 0.2)
+    monkeypatch.setattr(at_least_once, "_SILENT_MS", 3000)
+    monkeypatch.setattr("kafka_eos_source.kafka.probe._PASS_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_eos_source.kafka.cluster._LEAST_CONNECT_SECONDS", 0.1)
+    with SimulatedKafka({"out": 1}) as cluster:
+        cluster.hung.add(1)
+        stated = {
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "topic": "out",
+            "checkpointLocation": str(tmp_path),
+        }
+        with pytest.raises(UnavailableError, match=f"within 3 s.*{cluster.bootstrap}: it did not answer"):
+            at_least_once.check_target(parse_write(stated, streaming=True))
 
 
 def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Path) -> None:

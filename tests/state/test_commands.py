@@ -22,7 +22,8 @@ from kafka_eos_source.operate import stores
 from kafka_eos_source.operate.stores import Kind, Verified, compare, parse_key
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state.vector import AggregateProcessor, count, sum_
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
@@ -30,7 +31,7 @@ FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    processor = AggregateProcessor(FLIGHTS, ["origin"], {"flights": count(), "delay": sum_("delay")})
+    processor = AggregateProcessor(FLIGHTS, ["origin"], {"flights": agg.count(), "delay": agg.sum("delay")})
     made = Machine(tmp_path / "state", processor, ["origin"])
     made.batch(0, rows_of(FLIGHTS, [("JFK", 5), ("LGA", 1), ("JFK", -2), ("LAX", 0)]))
     made.commit()
@@ -45,10 +46,10 @@ def run(*words: object) -> Result:
 
 def test_ls_lists_the_stores_of_a_state_directory(machine: Machine) -> None:
     machine.batch(1, rows_of(FLIGHTS, [("JFK", 1)]), only=[1])
-    shown = run("ls", "--state-dir", machine.root)
+    shown = run("list", "--state-dir", machine.root)
     assert shown.exit_code == 0, shown.output
     assert APP in shown.output
-    found = json.loads(run("ls", "--state-dir", machine.root, "--json").output)["local"]
+    found = json.loads(run("list", "--state-dir", machine.root, "--json").output)["local"]
     assert [each["shard"] for each in found] == [0, 1, 2]
     assert {each["batch"] for each in found} == {0}
     assert [each["pending"] for each in found] == [[], [1], []]
@@ -58,13 +59,13 @@ def test_ls_lists_the_stores_of_a_state_directory(machine: Machine) -> None:
 
 def test_ls_reports_an_unreadable_store_and_continues(machine: Machine) -> None:
     (machine.path(1) / "VERSION").write_text("99\n")
-    found = json.loads(run("ls", "--state-dir", machine.root, "--json").output)["local"]
+    found = json.loads(run("list", "--state-dir", machine.root, "--json").output)["local"]
     assert [each["problem"] is None for each in found] == [True, False, True]
-    assert "format 99" in run("ls", "--state-dir", machine.root).output
-    assert "contains no state" in run("ls", "--state-dir", machine.root / "x").output
-    refused = run("ls")
-    assert refused.exit_code == 1
-    assert "nothing to list" in refused.output
+    assert "format 99" in run("list", "--state-dir", machine.root).output
+    assert "contains no state" in run("list", "--state-dir", machine.root / "x").output
+    refused = run("list")
+    assert refused.exit_code == 2
+    assert "name what to list" in refused.output
 
 
 @dataclass
@@ -106,19 +107,19 @@ def test_ls_lists_changelogs() -> None:
 
 
 def test_get_prints_a_key_a_prefix_or_all_entries(machine: Machine) -> None:
-    shown = run("get", "--state-dir", machine.root, "JFK")
+    shown = run("get", APP, "--state-dir", machine.root, "JFK")
     assert shown.exit_code == 0, shown.output
     assert f"{STORE}, batch 0" in shown.output
-    (row,) = run("get", "--state-dir", machine.root, "JFK", "--json").output.splitlines()
+    (row,) = run("get", APP, "--state-dir", machine.root, "JFK", "--json").output.splitlines()
     assert json.loads(row)["value"] == {"flights": 2, "delay": 3}
-    found = run("get", "--state-dir", machine.root, "--prefix", "L", "--json").output.splitlines()
+    found = run("get", APP, "--state-dir", machine.root, "--prefix", "L", "--json").output.splitlines()
     assert {json.loads(each)["key"]["origin"] for each in found} == {"LGA", "LAX"}
-    some = run("get", "--state-dir", machine.root, "--limit", 1, "--json")
+    some = run("get", APP, "--state-dir", machine.root, "--limit", 1, "--json")
     assert "more than 1 rows" in some.output
-    assert len(run("get", "--state-dir", machine.root, "--limit", 0, "--json").output.splitlines()) == 3
-    assert run("get", "--state-dir", machine.root, "EWR", "--json").output == ""
-    assert "remove one of them" in run("get", "--state-dir", machine.root, "EWR", "--prefix", "E").output
-    assert run("get", "--state-dir", machine.root, "a", "b").exit_code == 1
+    assert len(run("get", APP, "--state-dir", machine.root, "--limit", 0, "--json").output.splitlines()) == 3
+    assert run("get", APP, "--state-dir", machine.root, "EWR", "--json").output == ""
+    assert "remove one of them" in run("get", APP, "--state-dir", machine.root, "EWR", "--prefix", "E").output
+    assert run("get", APP, "--state-dir", machine.root, "a", "b").exit_code == 1
 
 
 def test_words_of_the_command_line_are_parsed_into_typed_keys() -> None:
@@ -177,10 +178,6 @@ def _changelog() -> Any:
     return Changelog(APP, STORE, APP, {})
 
 
-def test_commands_that_need_kafka_say_so(machine: Machine) -> None:
-    for words in (("restore",), ("verify",)):
-        refused = run(*words, "--state-dir", machine.root, "--application-id", APP, "--store", STORE)
-        assert refused.exit_code == 1
-        assert "no brokers are set" in refused.output
-    missing = run("verify", "--bootstrap-servers", "localhost:1", "--application-id", APP)
+def test_commands_that_need_a_store_say_so() -> None:
+    missing = run("verify", "--bootstrap-servers", "localhost:1", APP)
     assert "--store is missing" in missing.output

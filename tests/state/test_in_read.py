@@ -31,6 +31,7 @@ from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.pickled import to_bytes
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.changelog.move import Placement
 from kafka_eos_source.state.encoding.describe import Description
 from kafka_eos_source.state.model import ShardsBy
@@ -41,8 +42,8 @@ from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor import registry
 from kafka_eos_source.state.processor.registry import Registry
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import AggregateProcessor, count
 from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import Machine, rows_of
 
 KEYED = pa.schema([("k", pa.string())])
@@ -51,7 +52,7 @@ READ = {"kafka.bootstrap.servers": "b:9092", "subscribe": "t"}
 
 
 def counting() -> AggregateProcessor:
-    return AggregateProcessor(KEYED, ["k"], {"n": count()})
+    return AggregateProcessor(KEYED, ["k"], {"n": agg.count()})
 
 
 def in_read(*, combines: bool = True) -> OperatorInRead:

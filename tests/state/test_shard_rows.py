@@ -16,21 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, shard_rows, tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.shard_rows import RowsByKey, record_event_times
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    FunctionProcessor,
-    count,
-    hopping,
-    processor,
-    session,
-    sum_,
-    tumbling,
-)
+from kafka_eos_source.state.vector import processor
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.processor.processor_shard import Shard
 from tests.state.processor.scripted_processor import INPUT, ops, results, scripted
 from tests.state.store.model_state import ModelState
@@ -122,7 +116,7 @@ def test_rows_that_change_many_entries_are_divided_in_memory() -> None:
 def aggregated(keys: list[list[list[str]]], most: int) -> list[list[dict[str, Any]]]:
     """Runs micro-batches with at most this many rows in memory; returns the output of each."""
     schema = pa.schema([("key", pa.string()), ("number", pa.int64())])
-    counted = AggregateProcessor(schema, ["key"], {"rows": count(), "total": sum_("number")})
+    counted = AggregateProcessor(schema, ["key"], {"rows": agg.count(), "total": agg.sum("number")})
     state, emitted = ModelState(), []
     with mock.patch.multiple(shard_rows, MOST_ROWS=most), mock.patch.multiple(processor, KEYED_ROWS=most):
         for number, some in enumerate(keys):
@@ -204,7 +198,7 @@ def test_rows_from_the_far_future_change_nothing_for_the_others(
         with_wrong.insert(min(at, len(with_wrong)), row)
     streams = [
         Stream(
-            AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=_window(kind), emit=emit),
+            AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=_window(kind), emit=emit),
             shards,
             event_time_limit_ms=LIMIT_MS,
         )
@@ -233,7 +227,7 @@ def test_without_the_limit_one_record_closes_every_window() -> None:
     """Shows what the limit prevents."""
     window = tumbling("5s", on="ts")
     for limit_ms, late in ((None, 1), (LIMIT_MS, 0)):
-        processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window)
+        processor = AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window)
         stream = Stream(processor, event_time_limit_ms=limit_ms)
         stream.run([[batch_of([row_at("a", 0), {**row_at("a", 0), "ts": YEAR_2262}])]])
         stream.run([[batch_of([row_at("a", 1)])]])
@@ -255,7 +249,7 @@ def test_the_last_event_time_within_the_limit_counts() -> None:
 
 
 def test_a_window_that_begins_within_the_limit_advances_the_watermark_to_the_limit() -> None:
-    processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=tumbling("1h", on="ts"))
+    processor = AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=tumbling("1h", on="ts"))
     stream = Stream(processor, event_time_limit_ms=BASE)
     stream.run([[batch_of([row_at("a", 1)])]])
     assert (stream.event_time_ms, stream.metrics) == (BASE, {})
@@ -284,7 +278,7 @@ def test_other_operators_ignore_such_times_too(kind: str) -> None:
 def test_results_are_held_back_before_any_event_time_counts(emit: str) -> None:
     """The first batch of a shard has only times of the far future, which its watermark ignores."""
     processor = AggregateProcessor(
-        SCHEMA, ["k"], {"n": count()}, window=_window("tumbling"), emit=emit, at_most_every="10s"
+        SCHEMA, ["k"], {"n": agg.count()}, window=_window("tumbling"), emit=emit, at_most_every="10s"
     )
     stream = Stream(processor, 1, event_time_limit_ms=LIMIT_MS)
     wrong = [{**row_at("a", 0), "ts": YEAR_2262}]

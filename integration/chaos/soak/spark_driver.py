@@ -26,7 +26,7 @@ from integration.support.session import builder
 from kafka_eos_source import local_checkpoints, map_in_read
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.state import CHANGELOG, aggregate
-from kafka_eos_source.state.vector import count, sum_
+from kafka_eos_source.state import aggregates as agg
 
 _STARTS_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
@@ -42,7 +42,7 @@ def counted(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFram
     rows = frame.selectExpr("CAST(key AS STRING) AS key", "CAST(CAST(value AS STRING) AS BIGINT) AS number")
     totals = aggregate(
         rows.groupBy("key"),
-        {"rows": count(), "total": sum_("number")},
+        {"rows": agg.count(), "total": agg.sum("number")},
         store=STORE,
         shards=2,
         options=spec["state"],

@@ -10,10 +10,10 @@ from kafka_eos_source.operate.doctor.finding import Finding, Repair, exit_code, 
 from kafka_eos_source.operate.json_documents import print_document
 from kafka_eos_source.operate.shared import (
     ANCHOR_TOPIC,
-    APPLICATION_ID,
     CHECKPOINT,
     CONNECTION,
     DEAD_LETTER_TOPIC,
+    OPTIONAL_QUERY,
     REGISTRY,
     SOURCE_CLUSTER,
     SOURCE_TOPICS,
@@ -32,7 +32,7 @@ _INDENT = " " * 18
 
 
 @click.command()
-@with_options(CHECKPOINT, APPLICATION_ID, ANCHOR_TOPIC, SOURCE_CLUSTER, STAGING)
+@with_options(OPTIONAL_QUERY, CHECKPOINT, ANCHOR_TOPIC, SOURCE_CLUSTER, STAGING)
 @with_options(TOKEN_TOPIC, DEAD_LETTER_TOPIC, SOURCE_TOPICS)
 @click.option(
     "--principal",
@@ -75,9 +75,10 @@ def doctor(
 ) -> None:
     """Check that this machine, the cluster and a query's rights are as a query needs them.
 
-    Without options: this machine. With --bootstrap-servers or --kafka-properties: the cluster as well. With
-    --checkpoint or --application-id: the rights of these credentials, the age of the token and the staging
-    folder. With --spark: the executors. With --registry: the schema registry.
+    Without arguments: this machine. With --bootstrap-servers, --kafka-properties or the variable
+    KAFKA_EOS_BOOTSTRAP_SERVERS: the cluster as well. With QUERY (an application.id) or --checkpoint: the
+    rights of these credentials, the age of the token and the staging folder. With --spark: the executors.
+    With --registry: the schema registry.
 
     Exit code: 0 = ready; 4 = ready, but look at the warnings; 3 = fix what is marked BAD first.
     """
@@ -88,7 +89,7 @@ def doctor(
         known = ", ".join(run.CHECKS)
         raise click.BadParameter(f"{unknown[0]!r} is no check; expected one of {known}", param_hint="--check")
     patient = run.Patient(
-        target_of(options),
+        target_of(options, needs_kafka=False),
         source_topics,
         token_topic,
         dead_letter_topic,

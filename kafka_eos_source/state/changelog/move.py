@@ -183,9 +183,7 @@ def next_stage(state: MoveState, to: int) -> Stage:
     """
     if state.move is None:
         if state.changelog is None:
-            raise ChangelogError(
-                "the store has no changelog topic.", fix="correct --application-id or --store."
-            )
+            raise ChangelogError("the store has no changelog topic.", fix="correct QUERY or --store.")
         if state.changelog.partitions != to or state.was != to:
             return Stage.COPY
         return Stage.CLEAN if state.copy is not None else Stage.DONE

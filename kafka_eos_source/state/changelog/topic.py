@@ -143,11 +143,11 @@ def check(name: str, shape: TopicShape, config: Mapping[str, str], shards: int) 
         raise StateMismatchError(
             f"the changelog topic {name!r} has {shape.partitions} partitions; the operator has {shards} "
             "shards, and each shard needs one partition.",
-            fix=f"stop the query and run `kafka-eos state rescale --shards {shards} --yes`, which moves the "
-            f"state to {shards} shards, also if somebody added partitions to the topic. If the number of "
-            f"shards in the query was changed by mistake, set it to {shape.partitions} again. If the "
-            "operator is new, another application may use the topic, because names are joined with a dash: "
-            "choose another store name.",
+            fix=f"stop the query and run `kafka-eos state rescale QUERY --shards {shards} --yes`, which "
+            f"moves the state to {shards} shards, also if somebody added partitions to the topic. If the "
+            f"number of shards in the query was changed by mistake, set it to {shape.partitions} again. If "
+            "the operator is new, another application may use the topic, because names are joined with a "
+            "dash: choose another store name.",
         )
     policy = frozenset(each.strip() for each in config["cleanup.policy"].split(",") if each.strip())
     if policy != {"compact"}:

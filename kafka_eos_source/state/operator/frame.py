@@ -5,6 +5,7 @@ Runs on the driver. Tasks do not import this module.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,11 +22,12 @@ from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.parse import parse_read
-from kafka_eos_source.options.table import OPERATOR_IN_READ
+from kafka_eos_source.options.table import KEYED, OPERATOR_IN_READ
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
@@ -37,7 +39,6 @@ from kafka_eos_source.state.operator.task import (
     Operator,
     ensure_changelog,
     pack_initial,
-    split_packets,
 )
 from kafka_eos_source.state.options import StateOptions, parse_state
 from kafka_eos_source.state.shard_rows import (
@@ -53,6 +54,8 @@ from kafka_eos_source.state.shard_rows import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
+_log = logging.getLogger(__name__)
+
 #: Number of shards of an operator without the argument ``shards``.
 DEFAULT_SHARDS = 4
 #: Value of the argument ``shards`` for one shard per partition of the input (`operator.in_read`).
@@ -62,7 +65,7 @@ Shards: TypeAlias = int | Literal["partitions"] | None
 
 
 def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> tuple[DataFrame, list[str]]:
-    """Returns the frame and the names of its key columns.
+    """Returns the frame, with Spark's own methods, and the names of its key columns.
 
     Args:
         rows: ``df.groupBy(…)`` by columns of the frame, or the frame itself with ``key``.
@@ -71,6 +74,7 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
     Raises:
         InvalidSchemaError: if the frame is not streaming, there is no key, or the frame lacks a key column.
     """
+    rows = spark_grouping(rows)
     frame: Any = getattr(rows, "_df", rows)
     if frame is not rows:
         if key is not None:
@@ -86,7 +90,10 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
             "a stateful operator needs key columns; "
             + (f"the frame lacks {missing}" if missing else "neither groupBy() nor 'key' names one")
             + f"; the frame has the columns {frame.columns}.",
-            fix="group by columns of the frame; for an expression, use withColumn(name, expression) before "
+            fix="leave window() out of groupBy, and pass window=tumbling('1 minute', on='timestamp') to "
+            "aggregate (hopping and session are the others)."
+            if {"window", "session_window"} & {*missing}
+            else "group by columns of the frame; for an expression, use withColumn(name, expression) before "
             "groupBy(name).",
         )
     if not frame.isStreaming:
@@ -94,7 +101,7 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
             "a stateful operator needs a streaming DataFrame, because its state commits with a micro-batch.",
             fix="read with spark.readStream; in a batch query, use groupBy().agg().",
         )
-    return frame, keys
+    return spark_frame(frame), keys
 
 
 def with_operator(
@@ -110,6 +117,8 @@ def with_operator(
     has_event_times: bool = False,
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
+
+    The methods of the result keep this column and its rows (`spark.operator_frame`).
 
     With `PARTITIONS` shards, the tasks of the source run the operator (`operator.in_read`). Otherwise it runs
     after a shuffle, and this function disables adaptive execution for the session's streaming queries
@@ -149,7 +158,8 @@ def with_operator(
     if has_event_times:
         # In a streaming query, this is the time that Spark's offset log holds for the batch.
         frame = frame.withColumn(BATCH_TIME, functions.current_timestamp())
-    return by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
+    result = by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
+    return operator_frame(result, count)
 
 
 def shard_count(shards: Shards) -> int:
@@ -228,6 +238,35 @@ def combine_partitions(
 _NUMBER_INSTEAD = "pass a number of shards instead, so that the rows are shuffled by key."
 
 
+def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shards:
+    """Returns the argument ``shards``, or `PARTITIONS` if it is None and the source says that this is safe.
+
+    It is safe if the rows come directly from a source with the option `KEYED`, and its key or its partition
+    is a grouping column. With Spark Connect, the source is unknown.
+
+    Args:
+        frame: the columns that the operator uses.
+        keys: the grouping columns.
+        shards: argument of the operator.
+    """
+    source = lineage(frame, frame.columns) if shards is None else None
+    if source is None:
+        return shards
+    of_source = {each.name: each.source for each in source.columns.columns}
+    grouped = {of_source[name] for name in keys}
+    if not grouped & {"key", "partition"}:
+        return None
+    if any(name.lower() == KEYED and value.lower() == "true" for name, value in source.options.items()):
+        return PARTITIONS
+    _log.info(
+        "the operator groups by %s and shuffles its rows; if all producers choose the partition by the "
+        "record's key, the option %s=true of the source avoids that, also as keyed=True of App.read",
+        ", ".join(keys),
+        KEYED,
+    )
+    return None
+
+
 def with_operator_in_read(
     frame: DataFrame,
     keys: Sequence[str],
@@ -293,7 +332,7 @@ def with_operator_in_read(
         timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
-    return source.read(step, frame.sparkSession, own)
+    return operator_frame(source.read(step, frame.sparkSession, own))
 
 
 def _record_keys(source: Lineage, keys: Sequence[str]) -> tuple[str, ...]:

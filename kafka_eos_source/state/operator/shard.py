@@ -338,8 +338,9 @@ def _check_shards(task: ShardTask, shard: CommittedShard, token: Token | None, d
         if told < shards
         else f"{what}: somebody deleted the topic and created it again, and the tokens in the group are of "
         "the topic before.",
-        fix=f"stop the query and run `kafka-eos state rescale --shards {shards} --yes`, which moves the "
-        f"state to {shards} shards; or --shards {told}, and set the operator's number of shards to {told}."
+        fix=f"stop the query and run `kafka-eos state rescale QUERY --shards {shards} --yes`, which moves "
+        f"the state to {shards} shards; or --shards {told}, and set the operator's number of shards to "
+        f"{told}."
         if told < shards
         else "restore the topic from a copy with all its partitions. Without a copy the state is lost: start "
         "the query with a new application.id and checkpoint.",

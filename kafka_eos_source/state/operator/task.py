@@ -17,7 +17,7 @@ from kafka_eos_source.errors import StateError, StateMismatchError
 from kafka_eos_source.kafka.reader import ChangelogReader
 from kafka_eos_source.model import OTHER_INPUT, ShardReport, TopicPartition
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets
+from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, split_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins
@@ -318,17 +318,6 @@ def ensure_changelog(
             "state.",
             fix=OTHER_INPUT,
         ) from error
-
-
-def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """Returns the data rows of a batch, and the packets of an operator before this one."""
-    if CHANGELOG not in batch.schema.names:
-        return batch, pa.array([], pa.binary())
-    packets = batch.column(CHANGELOG)
-    rows = batch.drop_columns([CHANGELOG])
-    return (
-        rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
-    ), packets.drop_null()
 
 
 def _warn_of_future_rows(task: ShardTask, context: BatchContext) -> None:

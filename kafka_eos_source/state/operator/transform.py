@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import lineage, source_options
+from kafka_eos_source.in_read.frame import lineage, source_options, unused_watermark
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
     Shards,
+    chosen_shards,
     combine_partitions,
     grouping,
     publish,
     shard_count,
     with_operator,
 )
+from kafka_eos_source.state.operator.spark_aggregates import SparkAggregate, read_aggregates
 from kafka_eos_source.state.operator.task import InitialTopic
 from kafka_eos_source.state.options import parse_state
 from kafka_eos_source.state.processor.run import StatefulProcessorRunner
 from kafka_eos_source.state.processor.schema import arrow_schema, as_struct
-from kafka_eos_source.state.vector import Aggregate, AggregateProcessor
-from kafka_eos_source.state.vector.declarations import milliseconds
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import milliseconds
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql import Column, DataFrame, GroupedData
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from kafka_eos_source.state.processor.handle import TimeMode
     from kafka_eos_source.state.processor.rows import RowStyle
-    from kafka_eos_source.state.vector.declarations import Duration, Window
+    from kafka_eos_source.state.vector.windows import Duration, Window
 
 
 _log = logging.getLogger(__name__)
@@ -83,7 +86,8 @@ def transform(
             requires ``application.id``.
 
     Returns:
-        The output columns and `CHANGELOG`, which the sink needs: keep it in every projection.
+        The output columns and `CHANGELOG`, in a frame whose methods keep it and its rows
+        (`spark.operator_frame`).
 
     Raises:
         InvalidOptionError, InvalidSchemaError: if an argument is invalid, before any broker is contacted.
@@ -91,6 +95,8 @@ def transform(
             topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
+    _refuse_watermark(frame, "time_mode='EventTime', on={on}, grace={grace}")
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     data = _data_columns(frame)
 
@@ -141,7 +147,7 @@ def transform(
 
 def aggregate(
     rows: DataFrame | GroupedData,
-    aggregates: Mapping[str, Aggregate],
+    aggregates: Mapping[str, SparkAggregate] | Sequence[Column] | Column,
     *,
     options: Mapping[str, str],
     key: str | Sequence[str] | None = None,
@@ -157,8 +163,11 @@ def aggregate(
 
     Args:
         rows, options, key, store, shards: as in `transform`.
-        aggregates: aggregates by the name of their result column:
-            ``{"views": count(), "longest": max_("seconds")}``.
+        aggregates: aggregates by the name of their result column, in Spark's words:
+            ``{"views": F.count("*"), "longest": F.max("seconds")}``, text such as ``"sum(amount)"``, or
+            declarations of `state.aggregates`; or columns with an alias: ``[F.count("*").alias("views")]``.
+            An operand that is an expression becomes the column ``<result>__input`` before the operator.
+            ``docs/aggregates.md`` lists the functions.
         window: ``tumbling``, ``hopping`` or ``session`` from `state.vector`; None for no window.
         emit: ``"on_update"`` emits each changed result in each micro-batch. ``"changes"`` emits before it the
             result that it replaces, with true in the column ``removed``, for a following aggregation.
@@ -166,7 +175,7 @@ def aggregate(
             window and its grace.
         removed: name of a boolean column; the aggregates take back the rows in which it is true. Set it to
             ``"removed"`` if the rows come from an aggregation with ``emit="changes"``. Only count, and sum
-            and mean of integers and decimals, can take rows back.
+            and avg of integers and decimals, can take rows back.
         at_most_every: time span, such as ``"1 minute"``. A changed result is emitted when the span has passed
             since its first change that was not emitted, and when its window closes; so each key and window
             emits at most one result per span. The span is event time if there is a window, and processing
@@ -186,13 +195,16 @@ def aggregate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    _refuse_watermark(frame, "window=tumbling(…, on={on}, grace={grace})")
+    frame, read = read_aggregates(frame, aggregates)
     # Drop the other columns, because Spark would convert them to rows and back.
-    used = used_columns(keys, aggregates, window, removed)
+    used = used_columns(keys, read, window, removed)
     frame = _select(frame, used)
+    shards = chosen_shards(frame, keys, shards)
     processor = AggregateProcessor(
         arrow_schema(_data_columns(frame), _timezone(frame)),
         keys,
-        aggregates,
+        read,
         window=window,
         emit=emit,
         removed=removed,
@@ -204,7 +216,7 @@ def aggregate(
         # No column of the source can mark removed rows, so the read never combines them.
         source = lineage(frame, used) if combine is True and removed is None else None
         if source is not None:
-            in_read = AggregateInRead(source.columns, tuple(keys), aggregates, window, count)
+            in_read = AggregateInRead(source.columns, tuple(keys), read, window, count)
             frame = source.read(in_read, frame.sparkSession)
         else:
             frame = combine_partitions(frame, processor.partial, processor.partial_schema, keys, count)
@@ -253,6 +265,8 @@ def apply(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    _refuse_watermark(frame, "on={on}")
+    shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
     processor = FunctionProcessor(
         arrow_schema(_data_columns(frame), zone),
@@ -304,6 +318,8 @@ def deduplicate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    _refuse_watermark(frame, "on={on}, grace={grace}")
+    shards = chosen_shards(frame, keys, shards)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     packed_schema = None
@@ -321,6 +337,48 @@ def deduplicate(
         combines=combine,
         has_event_times=on is not None,
     )
+
+
+def _refuse_watermark(frame: DataFrame, instead: str) -> None:
+    """Refuses a frame with a watermark of Spark, which no operator of this package looks at.
+
+    An operator has its own watermark, because it must commit in Kafka's transaction.
+
+    Args:
+        frame: the operator's input.
+        instead: the arguments that have the same effect, with ``{on}`` and ``{grace}`` for their values.
+
+    Raises:
+        InvalidOptionError: if it has one that no stateful step of Spark before it uses.
+    """
+    found = unused_watermark(frame)
+    if found is None:
+        return
+    column, delay = found
+    arguments = instead.format(on=repr(column), grace=repr(_grace(delay)))
+    raise InvalidOptionError(
+        f"the frame has withWatermark({column!r}, {delay!r}), which a stateful operator of kafka-eos does "
+        "not use: its own watermark commits with the micro-batch in Kafka's transaction.",
+        fix=f"remove withWatermark, and pass {arguments}; without event time, only remove it.",
+    )
+
+
+def _grace(delay: str) -> str:
+    """Returns the delay of a Spark watermark as a time span that ``grace`` accepts."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)", delay.lower())
+    months = sum(int(number) for number, unit in parts if unit.startswith("month"))  # 31 days each, in Spark
+    try:
+        spans = [
+            milliseconds("delay", f"{number} {unit}")
+            for number, unit in [("31", "days")] * months
+            + [each for each in parts if not each[1].startswith("month")]
+        ]
+    except InvalidOptionError:
+        return delay
+    if len(spans) > 1 or not parts:
+        return f"{sum(spans)}ms"
+    number, unit = ("31", "days") if months else parts[0]
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}"
 
 
 def _warn_of_late_timers(frame: DataFrame, options: Mapping[str, str]) -> None:

@@ -89,7 +89,7 @@ def parse_state_read(options: Mapping[str, str]) -> StateReadOptions:
             if values[name] is None:
                 raise InvalidOptionError(
                     f"option {name!r} is missing; it is part of the name of the changelog topic.",
-                    fix="set it to the value that the query has; `kafka-eos state ls` lists the values.",
+                    fix="set it to the value that the query has; `kafka-eos state list` lists the values.",
                 )
     elif has_brokers(kafka):
         raise InvalidOptionError(

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -19,11 +18,15 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     KafkaEosError,
     StateMismatchError,
+    UnavailableError,
 )
 from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
-from kafka_eos_source.observe.notebook import Watch, bundle, notebook_display, show_in_terminal
+from kafka_eos_source.observe.notebook import Watch, bundle, notebook_display, show_in_terminal, view_of
 from kafka_eos_source.state.model import BatchRecord
 from kafka_eos_source.state.reading.query import StateQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 #: Columns that do not identify a row.
 _VALUES = frozenset({"value", "user_map_value", "list_element"})
@@ -31,31 +34,23 @@ _VALUES = frozenset({"value", "user_map_value", "list_element"})
 _PERMANENT = (InvalidOptionError, InvalidSchemaError, AuthorizationError, StateMismatchError)
 
 
-class StreamingQuery(Protocol):
-    """The member of PySpark's ``StreamingQuery`` that is used here."""
-
-    @property
-    def isActive(self) -> bool: ...  # noqa: N802
-
-
 def watch_state(
-    application_id: str | None = None,
+    query: StreamingQuery | str,
     store: str | None = None,
+    interval: float = 1.0,
     *,
     state_dir: str | os.PathLike[str] | None = None,
     kafka: Mapping[str, str] | None = None,
     variable: str | None = None,
     timers: bool = False,
     rows: int = 20,
-    interval: float = 1.0,
-    query: StreamingQuery | None = None,
     snapshot_location: str | None = None,
     timeout_ms: int = 10_000,
 ) -> Watch[StateTable] | None:
-    """Shows live what a store contains, also while its query runs: a table that refreshes itself.
+    """Shows live what the state of a streaming query contains: a table that refreshes itself.
 
     In a notebook, the cell's output becomes the table, and the notebook stays usable. In a terminal, the call
-    shows a screen until ``query`` ends or Ctrl-C is pressed. The query is not affected, because the reads
+    shows a screen until the query ends or Ctrl-C is pressed. The query is not affected, because the reads
     take no locks. A sign before a row says that the newest batch added it to the table (``+``) or changed it
     (``~``). If the state cannot be read for a while, such as before the first batch, the table says why and
     keeps the last rows.
@@ -63,13 +58,14 @@ def watch_state(
     The arguments that `StateQuery` has too mean the same there.
 
     Args:
-        application_id, store, state_dir, kafka: which store to read, and where.
+        query: what ``start()`` returned, as for `watch`; the table stops refreshing when the query ends. Or
+            the ``application.id`` of a query that another program runs: then until `Watch.stop` or Ctrl-C.
+        store: name of the operator's store; None = the only one.
+        interval: time between two refreshes, in seconds.
+        state_dir, kafka: where to read the store.
         variable: name of the state variable; None = the only one.
         timers: show the registered timers instead of a variable.
         rows: the most rows to show: those of `StateQuery.head`.
-        interval: time between two refreshes, in seconds.
-        query: what ``start()`` returned; the table stops refreshing when it ends. None = until `Watch.stop`
-            or Ctrl-C.
         snapshot_location: as in `StateQuery`; the first read begins there.
         timeout_ms: limit of one read.
 
@@ -83,19 +79,27 @@ def watch_state(
         raise InvalidOptionError(
             f"rows is {rows} and interval is {interval}; expected at least one row and more than 0 seconds."
         )
-    open_query = partial(
-        StateQuery,
-        application_id,
-        store,
-        state_dir=state_dir,
-        kafka=kafka,
-        snapshot_location=snapshot_location,
-        timeout_ms=timeout_ms,
-    )
+    if state_dir is None and kafka is None:
+        raise InvalidOptionError(
+            "neither state_dir nor kafka is set.",
+            fix="set state_dir to read the databases of this machine, kafka to read the changelog, or both.",
+        )
+
+    def open_query() -> StateQuery:
+        return StateQuery(
+            query if isinstance(query, str) else _application_id(query),
+            store,
+            state_dir=state_dir,
+            kafka=kafka,
+            snapshot_location=snapshot_location,
+            timeout_ms=timeout_ms,
+        )
+
     table = LiveTable(
         open_query,
-        lambda: query is None or query.isActive,
-        title=" / ".join(each for each in (application_id, store) if each) or str(state_dir),
+        (lambda: True) if isinstance(query, str) else (lambda: query.isActive),
+        title=" / ".join(each for each in (query if isinstance(query, str) else "", store) if each)
+        or str(state_dir or "state"),
         rows=rows,
         variable=variable,
         timers=timers,
@@ -113,6 +117,22 @@ def watch_state(
             stack.pop_all()  # the thread closes the table
             made.start()
         return made
+
+
+def _application_id(query: StreamingQuery) -> str:
+    """Returns the ``application.id`` of a query, which its first micro-batch makes known.
+
+    Raises:
+        UnavailableError: if the query has not committed a micro-batch, or its figures are not known here.
+    """
+    found = view_of(query)[0].application_id
+    if not found:
+        raise UnavailableError(
+            "the application.id of the query is not known yet: it has not committed a micro-batch, or it "
+            "runs on a Spark server that reports no figures.",
+            fix="wait for the first micro-batch, or pass the application.id instead of the query.",
+        )
+    return found
 
 
 class LiveTable:

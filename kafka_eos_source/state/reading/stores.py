@@ -309,7 +309,7 @@ class Changelog:
         if shape is None:
             raise ChangelogError(
                 f"changelog topic {topic!r} does not exist.",
-                fix="correct application.id or the store's name; `kafka-eos state ls` lists both.",
+                fix="correct application.id or the store's name; `kafka-eos state list` lists both.",
             )
         tps = [TopicPartition(topic, shard) for shard in range(shape.partitions)]
         inputs = () if at_least is None or isinstance(at_least, int) else tuple(at_least)

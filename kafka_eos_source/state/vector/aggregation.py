@@ -7,7 +7,7 @@ the rows were split before they reached the state. There are three ways to compu
 * ``plan_states`` plans an Arrow grouping of states that were computed from parts of the rows;
 * ``combine`` merges two states of the same groups, row by row: the stored one and the one of this batch.
 
-Count, sum and mean of numbers that add up exactly can also take rows back, which a boolean column of the
+Count, sum and avg of numbers that add up exactly can also take rows back, which a boolean column of the
 input marks. Such a row cancels an equal row that the group received before, in this batch or in an earlier
 one.
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError, StateError, StateFormatError
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.describe import fields_from_json, fields_to_json
 from kafka_eos_source.state.vector.arrays import (
@@ -43,7 +44,6 @@ from kafka_eos_source.state.vector.arrays import (
     plan_sum,
     sum_type,
 )
-from kafka_eos_source.state.vector.declarations import Aggregate
 
 
 class Accumulator(ABC):
@@ -99,8 +99,8 @@ def accumulator(
             )
         types.append(schema.field(column).type)
     if aggregate.kind == "count":
-        return _Count(name, aggregate.column, removed)
-    if aggregate.kind == "mean" or (aggregate.kind == "sum" and removed is not None):
+        return _Count(name, aggregate.inputs[0] if aggregate.inputs else None, removed)
+    if aggregate.kind == "avg" or (aggregate.kind == "sum" and removed is not None):
         return _CountedSum(name, aggregate, types[0], removed)
     if aggregate.kind == "sum":
         return _Sum(name, aggregate, types[0])
@@ -108,11 +108,11 @@ def accumulator(
         raise _not_retractable(
             name,
             f"is {aggregate.kind}, which keeps one value and cannot go back to the one before",
-            "aggregate with count, sum_ or mean; for another aggregate use transform "
+            "aggregate with count, sum or avg; for another aggregate use transform "
             "with a map of the values and how often each occurs.",
         )
-    if aggregate.kind == "latest":
-        return _Latest(name, aggregate, types)
+    if aggregate.kind == "last":
+        return _Last(name, aggregate, types)
     if aggregate.kind in ("min", "max"):
         return _Extreme(name, aggregate, types)
     raise StateFormatError(
@@ -157,7 +157,7 @@ class _Sum(Accumulator):
     """The aggregate sum; the state is the sum so far."""
 
     def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType) -> None:
-        self._column = str(aggregate.column)
+        self._column = aggregate.inputs[0]
         self.result = _sum_type(name, aggregate, type_)
         self.state = [pa.field(f"{name}__sum", self.result)]
 
@@ -172,16 +172,16 @@ class _Sum(Accumulator):
 
 
 class _CountedSum(Accumulator):
-    """The aggregate mean, and the aggregate sum if rows are taken back.
+    """The aggregate avg, and the aggregate sum if rows are taken back.
 
     The state is the sum, and the number of values that it covers: a group whose last value was taken back
     must return to null and not to zero.
     """
 
     def __init__(self, name: str, aggregate: Aggregate, type_: pa.DataType, removed: str | None) -> None:
-        self._column = str(aggregate.column)
+        self._column = aggregate.inputs[0]
         self._removed = removed
-        self._is_mean = aggregate.kind == "mean"
+        self._is_mean = aggregate.kind == "avg"
         if removed is None:
             summed = _sum_type(name, aggregate, type_)
             # Spark also adds integers as doubles to compute a mean, so this sum cannot overflow.
@@ -245,7 +245,7 @@ class _Extreme(Accumulator):
     """The aggregates min and max; the state is the extreme value so far."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
-        self._column = str(aggregate.column)
+        self._column = aggregate.inputs[0]
         self._function = aggregate.kind
         self.result = _supported_type(name, aggregate, self._column, types[0])
         self.state = [pa.field(f"{name}__{aggregate.kind}", self.result)]
@@ -268,17 +268,17 @@ class _Extreme(Accumulator):
         return [pc.if_else(replaces, new[0], old[0])]
 
 
-class _Latest(Accumulator):
-    """The aggregate latest; the state is the newest value and the row's ``by`` columns, if there are any."""
+class _Last(Accumulator):
+    """The aggregate last; the state is the newest value and the row's ``by`` columns, if there are any."""
 
     def __init__(self, name: str, aggregate: Aggregate, types: list[pa.DataType]) -> None:
-        self._column = str(aggregate.column)
+        self._column = aggregate.inputs[0]
         self._by = aggregate.by
         self.result, *by_types = [
             _supported_type(name, aggregate, column, type_)
             for column, type_ in zip(aggregate.columns(), types, strict=True)
         ]
-        self.state = [pa.field(f"{name}__latest", self.result)]
+        self.state = [pa.field(f"{name}__last", self.result)]
         self.state += [pa.field(f"{name}__by{index}", type_) for index, type_ in enumerate(by_types)]
 
     def plan_rows(self, rows: Mapping[str, pa.Array]) -> Plan:
@@ -306,7 +306,7 @@ class _Latest(Accumulator):
 def _sum_type(name: str, aggregate: Aggregate, type_: pa.DataType) -> pa.DataType:
     summed = sum_type(type_)
     if summed is None:
-        column = str(aggregate.column)
+        column = aggregate.inputs[0]
         raise _unsupported_type(name, aggregate, column, type_, "an integer, float, double or decimal column")
     return summed
 
@@ -404,7 +404,7 @@ class Aggregation:
     ) -> None:
         if not aggregates:
             raise InvalidSchemaError(
-                "no aggregate is declared.", fix="declare at least one, such as {'rows': count()}."
+                "no aggregate is declared.", fix="declare at least one, such as {'rows': agg.count()}."
             )
         if removed is not None:
             _check_removed_column(schema, removed)

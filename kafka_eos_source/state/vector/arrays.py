@@ -311,7 +311,7 @@ def _with_nulls(values: NDArray[Any], is_valid: NDArray[np.bool_], type_: pa.Dat
 def _too_large(name: str, type_: pa.DataType) -> StateError:
     return StateError(
         f"the sum of column {name!r} does not fit {type_}.",
-        fix=f"cast {name!r} to a decimal of up to 28 digits before the aggregation, or use mean.",
+        fix=f"cast {name!r} to a decimal of up to 28 digits before the aggregation, or use avg.",
     )
 
 

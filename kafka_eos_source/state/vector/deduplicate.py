@@ -20,7 +20,6 @@ from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbere
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import RowsByKey, RowsFile, record_event_times, temporary_files
 from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.declarations import Duration, check_time_column, milliseconds, times_ms
 from kafka_eos_source.state.vector.groups import (
     TIMES,
     VALUES,
@@ -31,6 +30,7 @@ from kafka_eos_source.state.vector.groups import (
     next_entries,
 )
 from kafka_eos_source.state.vector.versions import agree
+from kafka_eos_source.state.vector.windows import Duration, check_time_column, milliseconds, times_ms
 
 #: Columns of the rows that are compared within the batch: group key, event time, and position in the batch.
 _TIMED = pa.schema([("key", pa.binary()), ("time_ms", pa.int64()), ("position", pa.int64())])

@@ -17,13 +17,13 @@ from kafka_eos_source.state.encoding.layout import KeyCodec, keyed_keys, numbere
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import record_event_times
 from kafka_eos_source.state.vector.arrays import chunks, conform, output_batches
-from kafka_eos_source.state.vector.declarations import check_time_column, times_ms
 from kafka_eos_source.state.vector.groups import (
     VALUES,
     Declared,
     key_columns,
 )
 from kafka_eos_source.state.vector.versions import VersionedRows, agree, versions_of
+from kafka_eos_source.state.vector.windows import check_time_column, times_ms
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack
-from kafka_eos_source.state.vector.declarations import Aggregate, Window
 from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import Window
 
 
 @dataclass(frozen=True)

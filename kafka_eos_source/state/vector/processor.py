@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
@@ -13,26 +14,25 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_TABLE, Description, type_from_json, type_to_json
 from kafka_eos_source.state.encoding.layout import KeyCodec, split_keys
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import RowsByKey
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.arrays import chunks, concat_batches, output_batches
-from kafka_eos_source.state.vector.declarations import (
-    Aggregate,
-    Duration,
-    Session,
-    Window,
-    check_time_column,
-    latest,
-    milliseconds,
-    window_from_json,
-)
 from kafka_eos_source.state.vector.groups import EMIT, TIMES, Declared, Emission, Grouping, key_columns
 from kafka_eos_source.state.vector.sessions import Sessionized
 from kafka_eos_source.state.vector.versions import Version, VersionedRows, agree, versions_of
 from kafka_eos_source.state.vector.windowed import ByKey, Windowed
+from kafka_eos_source.state.vector.windows import (
+    Duration,
+    Session,
+    Window,
+    check_time_column,
+    milliseconds,
+    window_from_json,
+)
 
 #: Number of partial rows that are collected before they are merged. It bounds memory and not the result.
 PARTIAL_ROWS = 1 << 20
@@ -82,7 +82,7 @@ class AggregateProcessor(Declared):
     Example::
 
         schema = pa.schema([("origin", pa.string()), ("delay", pa.int32())])
-        AggregateProcessor(schema, ["origin"], {"flights": count(), "mean_delay": mean("delay")})
+        AggregateProcessor(schema, ["origin"], {"flights": agg.count(), "mean_delay": agg.avg("delay")})
     """
 
     def __init__(
@@ -304,10 +304,10 @@ def _check_session(window: Window | None, removed: str | None, at_most_every: Du
 
 
 def _by_event_time(aggregates: Mapping[str, Aggregate], window: Window | None) -> dict[str, Aggregate]:
-    """Orders ``latest`` without ``by`` by event time if there is a window."""
+    """Orders ``first`` and ``last`` without ``by`` by event time if there is a window."""
     return {
-        name: latest(str(each.column), by=window.on)
-        if window and each.kind == "latest" and not each.by
+        name: replace(each, by=(window.on,))
+        if window and each.kind in ("first", "last") and not each.by
         else each
         for name, each in aggregates.items()
     }

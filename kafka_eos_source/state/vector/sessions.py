@@ -19,7 +19,6 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import closed_until
 from kafka_eos_source.state.vector.aggregation import Aggregation, Grouped
 from kafka_eos_source.state.vector.arrays import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.declarations import Session, ms_column, times_from_ms, times_ms
 from kafka_eos_source.state.vector.groups import (
     TIMES,
     VALUES,
@@ -30,6 +29,7 @@ from kafka_eos_source.state.vector.groups import (
     next_entries,
 )
 from kafka_eos_source.state.vector.versions import Version, VersionedLists, only_version
+from kafka_eos_source.state.vector.windows import Session, ms_column, times_from_ms, times_ms
 
 
 def join_spans(keys: Ints, starts: Ints, ends: Ints) -> Ints:

@@ -36,6 +36,7 @@ import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import StateMismatchError
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding import binary
 from kafka_eos_source.state.encoding.binary import Ints, RowCodec
 from kafka_eos_source.state.encoding.describe import (
@@ -48,7 +49,6 @@ from kafka_eos_source.state.encoding.describe import (
 )
 from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.vector.aggregation import Aggregation
-from kafka_eos_source.state.vector.declarations import Aggregate
 
 #: Largest number of a version, because a value has one byte for it.
 MAX_VERSIONS = 255
@@ -686,10 +686,8 @@ def _part(part: Part) -> str:
 
 
 def _aggregate(part: Part) -> str:
-    declared = Aggregate.from_json(part.declared)
-    by = f" by {', '.join(declared.by)}" if declared.by else ""
     types = ", ".join(str(field.type) for field in part.fields)
-    return f"{declared.kind}({declared.column or ''}{by}) with state {types}"
+    return f"{Aggregate.from_json(part.declared)} with state {types}"
 
 
 def _columns(columns: pa.Schema | Sequence[pa.Field]) -> str:

@@ -16,7 +16,6 @@ from kafka_eos_source.state.model import BatchContext, StateAccess
 from kafka_eos_source.state.shard_rows import closed_until
 from kafka_eos_source.state.vector.aggregation import Aggregation
 from kafka_eos_source.state.vector.arrays import NO_NULLS_ONLY, ZERO_FOR_NULLS
-from kafka_eos_source.state.vector.declarations import Tumbling, ms_column, times_from_ms, times_ms
 from kafka_eos_source.state.vector.groups import (
     HELD,
     TIMES,
@@ -31,6 +30,7 @@ from kafka_eos_source.state.vector.groups import (
     is_not_in,
     sort_by_store_key,
 )
+from kafka_eos_source.state.vector.windows import Tumbling, ms_column, times_from_ms, times_ms
 
 
 class ByKey(Grouping):

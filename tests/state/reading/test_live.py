@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import tempfile
 import threading
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,19 +20,32 @@ from rich.console import Console
 from kafka_eos_source.errors import InvalidOptionError, NotUpToBoundError
 from kafka_eos_source.observe import notebook
 from kafka_eos_source.observe.draw import Mark, StateTable, as_html, as_text
+from kafka_eos_source.observe.journal import Journal
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.reading import live
 from kafka_eos_source.state.reading.live import LiveTable, flat, text, watch_state
 from kafka_eos_source.state.reading.query import StateQuery
-from kafka_eos_source.state.vector import AggregateProcessor, count, tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from tests.observe.figures_kit import BATCH
 from tests.state.local_state import APP, STORE, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string())])
 SECONDS = 60
 
 
+@pytest.fixture(autouse=True)
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a host without figures of other queries, and so have the processes that it starts."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(notebook, "_names", {})
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": count()}), ["origin"])
+    return Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": agg.count()}), ["origin"])
 
 
 def committed(machine: Machine, batch_id: int, *origins: str) -> None:
@@ -105,7 +121,7 @@ def test_the_number_of_rows_is_bounded(machine: Machine) -> None:
 def test_the_newest_windows_come_first(tmp_path: Path) -> None:
     schema = pa.schema([("origin", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     window = tumbling("1 minute", on="at", grace="1 hour")
-    processor = AggregateProcessor(schema, ["origin"], {"n": count()}, window=window)
+    processor = AggregateProcessor(schema, ["origin"], {"n": agg.count()}, window=window)
     machine = Machine(tmp_path, processor, ["origin"])
     noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.timezone.utc)
     origins = ("JFK", "LGA", "EWR", "BOS")
@@ -153,25 +169,38 @@ def test_the_last_rows_stay_while_the_state_cannot_be_read(
 def test_mistakes_of_the_caller_are_raised_at_once(machine: Machine) -> None:
     committed(machine, 0, "JFK")
     with pytest.raises(InvalidOptionError, match="stateVarName is 'visits'"):
-        watch_state(state_dir=machine.root, variable="visits")
+        watch_state(APP, state_dir=machine.root, variable="visits")
     with pytest.raises(InvalidOptionError, match="neither state_dir nor kafka"):
         watch_state("app", "store")
     for wrong in ({"rows": 0}, {"interval": 0.0}):
         with pytest.raises(InvalidOptionError, match="expected at least one row"):
-            watch_state(state_dir=machine.root, **wrong)
+            watch_state(APP, state_dir=machine.root, **wrong)
 
 
 def test_a_script_prints_one_table(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     committed(machine, 0, "JFK")
-    assert watch_state(state_dir=machine.root) is None
+    assert watch_state(APP, state_dir=machine.root) is None
     printed_text = capsys.readouterr().out
     assert f"{APP} / {STORE}" in printed_text
     assert "JFK" in printed_text
 
 
 class FakeQuery:
-    def __init__(self) -> None:
+    """A query as ``start()`` returns it. Its figures say whose it is from the first micro-batch on."""
+
+    def __init__(self, has_committed: bool = True) -> None:
         self.isActive = True
+        self.id = uuid.uuid4()
+        self.recentProgress: list[object] = []
+        self.status = {"isTriggerActive": False}
+        if has_committed:
+            self.commit()
+
+    def commit(self) -> None:
+        Journal(APP).finished(replace(BATCH, application_id=APP, query_id=str(self.id)))
+
+    def exception(self) -> None:
+        return None
 
 
 def test_a_notebooks_table_ends_with_the_query_and_shows_its_last_batch(
@@ -193,9 +222,11 @@ def test_a_notebooks_table_ends_with_the_query_and_shows_its_last_batch(
         return Handle()
 
     monkeypatch.setattr(live, "notebook_display", lambda: show)
-    query = FakeQuery()
-    watching = watch_state(state_dir=machine.root, query=query, interval=0.01)
+    query = FakeQuery(has_committed=False)
+    watching = watch_state(query, interval=0.01, state_dir=machine.root)  # type: ignore[arg-type]
     assert watching is not None
+    assert "the application.id of the query is not known yet" in " ".join(frames[-1].split())
+    query.commit()
     committed(machine, 0, "JFK")
     with changed:
         assert changed.wait_for(lambda: "JFK" in frames[-1], SECONDS), frames[-1]
@@ -205,7 +236,7 @@ def test_a_notebooks_table_ends_with_the_query_and_shows_its_last_batch(
     assert not watching._thread.is_alive()
     assert "LGA" in frames[-1]
     before = len(frames)
-    ended = watch_state(state_dir=machine.root, query=query)
+    ended = watch_state(query, state_dir=machine.root)  # type: ignore[arg-type]
     assert ended is not None
     assert len(frames) == before + 1, "a query that has ended gets one frame"
     ended.stop()
@@ -217,9 +248,9 @@ def test_a_kernel_shows_the_table_while_the_query_runs(machine: Machine) -> None
     cells = [
         "import sys, threading; sys.path.insert(0, '.')\n"
         "from tests.state.reading.test_live import FakeQuery\n"
-        "from kafka_eos_source.state import watch_state\n"
+        "from kafka_eos_source import watch_state\n"
         "query = FakeQuery()",
-        f"table = watch_state(state_dir={str(machine.root)!r}, query=query, interval=0.02)\ntable",
+        f"table = watch_state(query, interval=0.02, state_dir={str(machine.root)!r})\ntable",
         "query.isActive = False\ntable._thread.join(60); assert not table._thread.is_alive()",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
@@ -252,7 +283,7 @@ def test_ctrl_c_ends_the_screen_of_a_terminal(machine: Machine, monkeypatch: pyt
         close(self)
 
     monkeypatch.setattr(StateQuery, "close", note_and_close)
-    assert watch_state(state_dir=machine.root) is None
+    assert watch_state(APP, state_dir=machine.root) is None
     assert closed
 
 

@@ -25,6 +25,8 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
 from kafka_eos_source.state.changelog.recovery import Reason, Restored
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StoreIdentity
@@ -36,12 +38,13 @@ from kafka_eos_source.state.reading.stores import Changelog, folders, one_store
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import CommittedReader
-from kafka_eos_source.state.vector import AggregateProcessor, DeduplicateProcessor, count, sum_, tumbling
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, TOPIC, Machine, rows_of
 from tests.state.processor.processor_shard import runner
 
 FLIGHTS = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
-COUNTS = {"flights": count(), "delay": sum_("delay")}
+COUNTS = {"flights": agg.count(), "delay": agg.sum("delay")}
 SOON = 200
 
 
@@ -81,7 +84,7 @@ def test_times_beyond_pythons_calendar_are_numbers(tmp_path: Path) -> None:
     """One record whose producer sets microseconds opens a window of the year 59,000, which ends in state."""
     schema = pa.schema([("page", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     processor = AggregateProcessor(
-        schema, ["page"], {"views": count()}, window=tumbling("1 minute", on="at", grace="1 hour")
+        schema, ["page"], {"views": agg.count()}, window=tumbling("1 minute", on="at", grace="1 hour")
     )
     machine = Machine(tmp_path, processor, ["page"])
     far = 1_800_000_000_000_000_000
@@ -124,7 +127,7 @@ def test_a_query_returns_a_key_none_for_a_missing_key_and_all_rows(machine: Mach
 
 def test_keys_that_are_numbers_have_an_order(tmp_path: Path) -> None:
     schema = pa.schema([("user", pa.int64())])
-    machine = Machine(tmp_path, AggregateProcessor(schema, ["user"], {"n": count()}), ["user"])
+    machine = Machine(tmp_path, AggregateProcessor(schema, ["user"], {"n": agg.count()}), ["user"])
     users = [-(2**63), -7, -1, 0, 3, 10, 11, 2**63 - 1]
     machine.batch(0, rows_of(schema, [(user,) for user in users]))
     machine.commit()
@@ -309,7 +312,7 @@ def test_an_ambiguous_or_missing_store_is_an_error(tmp_path: Path) -> None:
 def test_windows_are_queried_by_time_and_by_key(tmp_path: Path) -> None:
     schema = pa.schema([("page", pa.string()), ("at", pa.timestamp("us", "UTC"))])
     processor = AggregateProcessor(
-        schema, ["page"], {"views": count()}, window=tumbling("1 minute", on="at", grace="1 hour")
+        schema, ["page"], {"views": agg.count()}, window=tumbling("1 minute", on="at", grace="1 hour")
     )
     machine = Machine(tmp_path, processor, ["page"])
     noon = dt.datetime(2026, 11, 21, 12, tzinfo=dt.timezone.utc)

@@ -12,11 +12,12 @@ import pytest
 from kafka_eos_source.errors import NotUpToBoundError, UnavailableError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.reading import query, snapshot
 from kafka_eos_source.state.reading import stores as cuts
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.state.reading.stores import Changelog, Cut
-from kafka_eos_source.state.vector import AggregateProcessor, count
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.local_state import APP, STORE, Machine, rows_of
 
 FLIGHTS = pa.schema([("origin", pa.string())])
@@ -51,7 +52,7 @@ class _NoAdmin:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": count()}), ["origin"])
+    made = Machine(tmp_path, AggregateProcessor(FLIGHTS, ["origin"], {"n": agg.count()}), ["origin"])
     made.batch(0, rows_of(FLIGHTS, [("JFK",)]))
     made.commit()
     return made

@@ -503,7 +503,6 @@ def test_the_command_says_from_which_snapshot_each_shard_began(query: FakeQuery,
         *(
             "state",
             "restore",
-            "--application-id",
             APP,
             "--store",
             STORE,

@@ -89,7 +89,6 @@ def content(path: Path) -> dict[str, bytes]:
         {"shard": 1},
         {"shards": 8},
         {"changelog_topic": "x"},
-        {"schema": "x"},
     ],
     ids=lambda change: next(iter(change)),
 )

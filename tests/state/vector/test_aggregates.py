@@ -13,20 +13,13 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateFormatError
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import tumbling
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    Aggregate,
-    AggregateProcessor,
-    count,
-    latest,
-    max_,
-    mean,
-    min_,
-    sum_,
-    tumbling,
-)
 from kafka_eos_source.state.vector.aggregation import accumulator
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,
@@ -102,7 +95,7 @@ def _processor(type_: pa.DataType, **aggregates: Any) -> AggregateProcessor:
 @settings(max_examples=60)
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=8), st.booleans())
 def test_an_integer_sum_is_exact_or_raises(values: list[int], partial: bool) -> None:
-    processor = _processor(pa.int64(), s=sum_("v"))
+    processor = _processor(pa.int64(), s=agg.sum("v"))
     batch = _values(pa.int64(), *values)
     batches = list(processor.partial([batch])) if partial and abs(sum(values)) < 1 << 62 else [batch]
     if -(1 << 63) <= sum(values) < 1 << 63:
@@ -113,7 +106,7 @@ def test_an_integer_sum_is_exact_or_raises(values: list[int], partial: bool) -> 
 
 
 def test_an_integer_sum_that_overflows_over_several_batches_raises() -> None:
-    processor = _processor(pa.int64(), s=sum_("v"))
+    processor = _processor(pa.int64(), s=agg.sum("v"))
     stream = Stream(processor)
     stream.run([[_values(pa.int64(), (1 << 63) - 1)]])
     with pytest.raises(StateError, match=r"sum of column 'v' does not fit int64.*cast 'v' to a decimal"):
@@ -123,7 +116,7 @@ def test_an_integer_sum_that_overflows_over_several_batches_raises() -> None:
 
 def test_a_decimal_sum_is_exact_or_raises() -> None:
     wide = pa.decimal128(38, 2)
-    processor = _processor(wide, s=sum_("v"))
+    processor = _processor(wide, s=agg.sum("v"))
     half = decimal.Decimal("5e35")
     assert _one(processor, _values(wide, half, -half, decimal.Decimal("0.01")))[0]["s"] == decimal.Decimal(
         "0.01"
@@ -134,7 +127,7 @@ def test_a_decimal_sum_is_exact_or_raises() -> None:
     stream.run([[_values(wide, half)]])
     with pytest.raises(StateError, match="does not fit"):
         stream.run([[_values(wide, half)]])
-    narrow = _processor(pa.decimal128(10, 2), s=sum_("v"), m=mean("v"))
+    narrow = _processor(pa.decimal128(10, 2), s=agg.sum("v"), m=agg.avg("v"))
     assert narrow.output.field("s").type == pa.decimal128(20, 2)
     assert narrow.output.field("m").type == pa.decimal128(14, 6)
 
@@ -146,7 +139,7 @@ def test_a_decimal_sum_is_exact_or_raises() -> None:
 )
 def test_decimal_means_round_half_up(type_: pa.DataType, digits: list[int]) -> None:
     values = [decimal.Decimal(number).scaleb(-type_.scale) for number in digits]
-    processor = _processor(type_, m=mean("v"))
+    processor = _processor(type_, m=agg.avg("v"))
     found = _one(processor, _values(type_, *values))[0]["m"]
     context = decimal.Context(prec=90, rounding=decimal.ROUND_HALF_UP)
     exact = context.divide(sum(values, decimal.Decimal(0)), decimal.Decimal(len(values)))
@@ -155,7 +148,7 @@ def test_decimal_means_round_half_up(type_: pa.DataType, digits: list[int]) -> N
 
 
 def test_nan_and_zeros_are_treated_as_in_spark() -> None:
-    processor = _processor(pa.float32(), lo=min_("v"), hi=max_("v"), s=sum_("v"), m=mean("v"))
+    processor = _processor(pa.float32(), lo=agg.min("v"), hi=agg.max("v"), s=agg.sum("v"), m=agg.avg("v"))
     (row,) = _one(processor, _values(pa.float32(), math.nan, 1.0, -0.0, 0.0))
     assert (row["lo"], math.copysign(1, row["lo"])) == (0.0, -1.0)
     assert all(math.isnan(row[name]) for name in ("hi", "s", "m"))
@@ -181,7 +174,7 @@ def test_nan_and_zeros_are_treated_as_in_spark() -> None:
     ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )
 def test_min_max_and_latest_support_every_type(type_: pa.DataType, values: list[Any]) -> None:
-    processor = _processor(type_, lo=min_("v"), hi=max_("v"), new=latest("v"))
+    processor = _processor(type_, lo=agg.min("v"), hi=agg.max("v"), new=agg.last("v"))
     one, other = (pa.array([value], type_)[0].as_py() for value in values)
     stream = Stream(processor)
     batch = _values(type_, *values)
@@ -192,7 +185,7 @@ def test_min_max_and_latest_support_every_type(type_: pa.DataType, values: list[
 
 
 def test_the_newest_row_counts_even_if_its_value_is_null() -> None:
-    processor = AggregateProcessor(SCHEMA, ["k"], {"s": latest("s", by="ts"), "any": latest("s")})
+    processor = AggregateProcessor(SCHEMA, ["k"], {"s": agg.last("s", by="ts"), "any": agg.last("s")})
     base = dict.fromkeys(SCHEMA.names)
 
     def row(ts: int | None, s: str | None) -> Row:
@@ -208,14 +201,14 @@ def test_the_newest_row_counts_even_if_its_value_is_null() -> None:
 
 def test_latest_can_be_ordered_by_floats_strings_and_decimals() -> None:
     by = ("f", "s", "d")
-    processor = AggregateProcessor(SCHEMA, ["k"], {"new": latest("seq", by=by)})
+    processor = AggregateProcessor(SCHEMA, ["k"], {"new": agg.last("seq", by=by)})
     some = [
         {**dict.fromkeys(SCHEMA.names), "k": "a", "seq": number, "f": f, "s": s, "d": decimal.Decimal(d)}
         for number, (f, s, d) in enumerate(
             [(1.0, "b", 1), (1.0, "a", 9), (-2.0, "z", 9), (1.0, "b", 2), (1.0, "b", 0)]
         )
     ]
-    assert aggregated(latest("seq", by=by), some) == 3
+    assert aggregated(agg.last("seq", by=by), some) == 3
     for order in (some, some[::-1]):
         stream = Stream(processor)
         assert [stream.run([[batch_of([row])]]) for row in order][-1] == [{"k": "a", "new": 3}]
@@ -223,7 +216,7 @@ def test_latest_can_be_ordered_by_floats_strings_and_decimals() -> None:
 
 
 def test_rows_may_have_more_columns_another_order_and_other_integer_types() -> None:
-    processor = _processor(pa.int32(), s=sum_("v"))
+    processor = _processor(pa.int32(), s=agg.sum("v"))
     table = pa.table({"x": ["?"], "v": pa.array([7], pa.int64()), "k": pa.array([1], pa.int16())})
     assert _one(processor, *table.to_batches()) == [{"k": 1, "s": 7}]
     with pytest.raises(InvalidSchemaError, match="'v' is missing from the rows"):
@@ -240,27 +233,29 @@ def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     def refused(match: str, **options: Any) -> None:
         with pytest.raises(InvalidSchemaError, match=match):
             AggregateProcessor(
-                schema, options.pop("keys", ["k"]), options.pop("of", {"n": count()}), **options
+                schema, options.pop("keys", ["k"]), options.pop("of", {"n": agg.count()}), **options
             )
 
-    refused(r"'x' \(sum\) reads column 's' of type string; expected an integer", of={"x": sum_("s")})
-    refused(r"\(mean\) reads column 's'", of={"x": mean("s")})
-    refused(r"'x' \(min\) reads column 'l' of type list<", of={"x": min_("l")})
-    refused(r"'x' \(latest\) reads column 'l' of type list<", of={"x": latest("s", by="l")})
-    refused(r"'x' \(max\) reads column 'y', which the rows do not have", of={"x": max_("y")})
+    refused(r"'x' \(sum\) reads column 's' of type string; expected an integer", of={"x": agg.sum("s")})
+    refused(r"\(avg\) reads column 's'", of={"x": agg.avg("s")})
+    refused(r"'x' \(min\) reads column 'l' of type list<", of={"x": agg.min("l")})
+    refused(r"'x' \(last\) reads column 'l' of type list<", of={"x": agg.last("s", by="l")})
+    refused(r"'x' \(max\) reads column 'y', which the rows do not have", of={"x": agg.max("y")})
     refused("key column 'y'", keys=["y"])
     refused("no grouping column", keys=[])
     refused("no aggregate", of={})
-    refused("two columns named 'k'", of={"k": count()})
+    refused("two columns named 'k'", of={"k": agg.count()})
     refused("event-time column 'y' is not among", window=tumbling("1s", on="y"))
     refused("event-time column 's' has type string", window=tumbling("1s", on="s"))
     with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
-        AggregateProcessor(pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": count()})
+        AggregateProcessor(
+            pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": agg.count()}
+        )
     with pytest.raises(
         InvalidOptionError,
         match="emit is 'on_close'; expected on_update or changes, because there is no window",
     ):
-        AggregateProcessor(schema, ["k"], {"n": count()}, emit="on_close")
+        AggregateProcessor(schema, ["k"], {"n": agg.count()}, emit="on_close")
 
 
 def test_a_processor_is_pickled_without_its_compiled_parts() -> None:
@@ -282,15 +277,15 @@ def test_the_description_covers_everything_the_state_depends_on() -> None:
     def described(keys: list[str], **aggregates: Any) -> bytes:
         return AggregateProcessor(SCHEMA, keys, aggregates).description.to_json()
 
-    assert described(["k"], n=count()) == described(["k"], n=count())
+    assert described(["k"], n=agg.count()) == described(["k"], n=agg.count())
     others = [
-        described(["k"], n=count()),
-        described(["k", "i"], n=count()),
-        described(["k"], n=count("i")),
-        described(["k"], m=count()),
-        described(["k"], n=sum_("i")),
-        described(["k"], n=latest("i", by="ts")),
-        described(["k"], n=latest("i", by=("ts", "seq"))),
+        described(["k"], n=agg.count()),
+        described(["k", "i"], n=agg.count()),
+        described(["k"], n=agg.count("i")),
+        described(["k"], m=agg.count()),
+        described(["k"], n=agg.sum("i")),
+        described(["k"], n=agg.last("i", by="ts")),
+        described(["k"], n=agg.last("i", by=("ts", "seq"))),
     ]
     assert len(set(others)) == len(others)
 
@@ -309,7 +304,7 @@ def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pyte
     monkeypatch.setattr("kafka_eos_source.state.vector.processor.PARTIAL_ROWS", 8)
     monkeypatch.setattr("kafka_eos_source.state.vector.arrays.CHUNK_ROWS", 3)
     monkeypatch.setattr("kafka_eos_source.state.vector.arrays.OUTPUT_ROWS", 4)
-    processor = AggregateProcessor(pa.schema([("k", pa.int64())]), ["k"], {"n": count()})
+    processor = AggregateProcessor(pa.schema([("k", pa.int64())]), ["k"], {"n": agg.count()})
     batches = [pa.RecordBatch.from_pydict({"k": [number % 10, 10 + number % 3]}) for number in range(60)]
     parts = list(processor.partial(batches))
     assert len(parts) > 1
@@ -323,4 +318,4 @@ def test_partial_results_of_many_batches_and_groups_are_merged(monkeypatch: pyte
 def test_a_kind_of_a_later_version_is_not_taken_for_another_one() -> None:
     schema = pa.schema([("x", pa.float64())])
     with pytest.raises(StateFormatError, match=r"'product'.*does not know"):
-        accumulator("a", Aggregate("product", "x"), schema)
+        accumulator("a", Aggregate("product", ("x",)), schema)

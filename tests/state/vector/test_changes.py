@@ -14,23 +14,13 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateError, StateMismatchError
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, tumbling
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    Aggregate,
-    AggregateProcessor,
-    count,
-    decode_entries,
-    hopping,
-    latest,
-    max_,
-    mean,
-    min_,
-    session,
-    sum_,
-    tumbling,
-)
-from kafka_eos_source.state.vector.declarations import Tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
+from kafka_eos_source.state.vector.windows import Tumbling
 from tests import ROOT
 from tests.state.vector.vector_model import (
     BASE,
@@ -56,13 +46,13 @@ from tests.state.vector.vector_model import (
 KEYS = ["k"]
 SIGNED = SCHEMA.append(pa.field("gone", pa.bool_()))
 EXACT = {
-    "n": count(),
-    "n_i": count("i"),
-    "sum_i": sum_("i"),
-    "sum_big": sum_("big"),
-    "sum_d": sum_("d"),
-    "mean_i": mean("i"),
-    "mean_d": mean("d"),
+    "n": agg.count(),
+    "n_i": agg.count("i"),
+    "sum_i": agg.sum("i"),
+    "sum_big": agg.sum("big"),
+    "sum_d": agg.sum("d"),
+    "mean_i": agg.avg("i"),
+    "mean_d": agg.avg("d"),
 }
 
 
@@ -145,7 +135,7 @@ def test_changes_keep_a_table_equal_to_the_newest_results(
     some: list[Row], window: Any, data: st.DataObject
 ) -> None:
     """Whoever removes the removed rows and adds the others has the result of every key, once."""
-    aggregates = {"n": count(), "max": max_("f"), "new": latest("s", by=("ts", "seq"))}
+    aggregates = {"n": agg.count(), "max": agg.max("f"), "new": agg.last("s", by=("ts", "seq"))}
     streams = [
         Stream(AggregateProcessor(SCHEMA, KEYS, aggregates, window=window, emit=emit))
         for emit in ("changes", "on_update")
@@ -174,11 +164,13 @@ def test_a_second_aggregation_of_changes_equals_the_batch_result(
     """A histogram of window counts stays exact while late rows revise the windows."""
     held = None if limit is None else f"{limit}s"
     first = Stream(
-        AggregateProcessor(SCHEMA, KEYS, {"n": count()}, window=window, emit="changes", at_most_every=held)
+        AggregateProcessor(
+            SCHEMA, KEYS, {"n": agg.count()}, window=window, emit="changes", at_most_every=held
+        )
     )
     second = Stream(
         AggregateProcessor(
-            first.processor.output, ["n"], {"windows": count(), "rows": sum_("n")}, removed="removed"
+            first.processor.output, ["n"], {"windows": agg.count(), "rows": agg.sum("n")}, removed="removed"
         )
     )
     histogram: dict[int, Any] = {}
@@ -207,13 +199,13 @@ def test_a_second_aggregation_may_have_windows_too(
     """Counts per window become counts per longer window; with enough grace they equal one pass."""
     first = Stream(
         AggregateProcessor(
-            SCHEMA, KEYS, {"n": count()}, window=replace(window, grace_ms=10**9), emit="changes"
+            SCHEMA, KEYS, {"n": agg.count()}, window=replace(window, grace_ms=10**9), emit="changes"
         )
     )
     longer = tumbling("20s", on="window_start", grace="1h")
     second = Stream(
         AggregateProcessor(
-            first.processor.output, ["n"], {"windows": count()}, window=longer, removed="removed"
+            first.processor.output, ["n"], {"windows": agg.count()}, window=longer, removed="removed"
         )
     )
     table: dict[Any, int] = {}
@@ -225,7 +217,7 @@ def test_a_second_aggregation_may_have_windows_too(
                 del table[place]
             else:
                 table[place] = row["windows"]
-    model = GroupModel(window, 1, "on_update", {"n": count()})
+    model = GroupModel(window, 1, "on_update", {"n": agg.count()})
     rows_of = Counter(place for row in some for place in model.places(row))
     expected = Counter((n, place[1] // 20_000 * 20_000) for place, n in rows_of.items())
     assert table == expected
@@ -234,7 +226,7 @@ def test_a_second_aggregation_may_have_windows_too(
 def _chain(*, emit: str = "changes", limit: str | None = None, grace: str = "10s") -> Stream:
     window = tumbling("5s", on="ts", grace=grace)
     return Stream(
-        AggregateProcessor(SCHEMA, KEYS, {"n": count()}, window=window, emit=emit, at_most_every=limit)
+        AggregateProcessor(SCHEMA, KEYS, {"n": agg.count()}, window=window, emit=emit, at_most_every=limit)
     )
 
 
@@ -268,7 +260,7 @@ def test_results_are_held_back_until_the_limit_or_the_close() -> None:
 
 
 def test_results_without_windows_are_held_back_in_processing_time() -> None:
-    processor = AggregateProcessor(SCHEMA, KEYS, {"n": count()}, at_most_every="3ms")
+    processor = AggregateProcessor(SCHEMA, KEYS, {"n": agg.count()}, at_most_every="3ms")
     stream = Stream(processor)
     found = []
     for number in range(8):  # the processing time of a batch is its number
@@ -278,7 +270,7 @@ def test_results_without_windows_are_held_back_in_processing_time() -> None:
 
 
 def test_a_shard_requests_a_batch_for_what_it_holds_back() -> None:
-    processor = AggregateProcessor(SCHEMA, KEYS, {"n": count()}, at_most_every="3s")
+    processor = AggregateProcessor(SCHEMA, KEYS, {"n": agg.count()}, at_most_every="3s")
     state = Stream(processor).states[0]
 
     def due(time_ms: int, *keys: str) -> int | None:
@@ -293,7 +285,7 @@ def test_a_shard_requests_a_batch_for_what_it_holds_back() -> None:
 
 
 def test_taking_back_every_row_removes_the_key() -> None:
-    processor = AggregateProcessor(SIGNED, KEYS, {"n": count(), "sum": sum_("i")}, removed="gone")
+    processor = AggregateProcessor(SIGNED, KEYS, {"n": agg.count(), "sum": agg.sum("i")}, removed="gone")
     stream = Stream(processor)
 
     def run(*some: tuple[int | None, bool]) -> list[Any]:
@@ -312,11 +304,11 @@ def test_taking_back_every_row_removes_the_key() -> None:
 @pytest.mark.parametrize(
     ("aggregate", "why"),
     [
-        (max_("i"), "is max, which keeps one value"),
-        (min_("i"), "is min, which keeps one value"),
-        (latest("i"), "is latest, which keeps one value"),
-        (sum_("f"), "reads column 'f' of type double, whose sums are not exact"),
-        (mean("f"), "reads column 'f' of type double, whose sums are not exact"),
+        (agg.max("i"), "is max, which keeps one value"),
+        (agg.min("i"), "is min, which keeps one value"),
+        (agg.last("i"), "is last, which keeps one value"),
+        (agg.sum("f"), "reads column 'f' of type double, whose sums are not exact"),
+        (agg.avg("f"), "reads column 'f' of type double, whose sums are not exact"),
     ],
     ids=lambda value: value.kind if isinstance(value, Aggregate) else None,
 )
@@ -341,19 +333,19 @@ def test_an_aggregate_that_cannot_forget_a_value_is_refused(aggregate: Aggregate
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
-        AggregateProcessor(SIGNED, KEYS, {"n": count()}, **arguments)
+        AggregateProcessor(SIGNED, KEYS, {"n": agg.count()}, **arguments)
 
 
 def test_the_column_of_removed_rows_is_checked() -> None:
     with pytest.raises(InvalidSchemaError, match="removed='lost' is not among the columns"):
-        AggregateProcessor(SIGNED, KEYS, {"n": count()}, removed="lost")
+        AggregateProcessor(SIGNED, KEYS, {"n": agg.count()}, removed="lost")
     with pytest.raises(InvalidSchemaError, match="names a column of type int32; expected boolean"):
-        AggregateProcessor(SIGNED, KEYS, {"n": count()}, removed="i")
+        AggregateProcessor(SIGNED, KEYS, {"n": agg.count()}, removed="i")
 
 
 def test_the_smallest_integer_can_be_added_but_not_removed() -> None:
     smallest = -(1 << 63)
-    processor = AggregateProcessor(SIGNED, KEYS, {"sum": sum_("big")}, removed="gone")
+    processor = AggregateProcessor(SIGNED, KEYS, {"sum": agg.sum("big")}, removed="gone")
     stream = Stream(processor)
     row = {**row_at("a", 1), "big": smallest, "gone": False}
     (found,) = stream.run([[signed_batch([row, {**row, "big": 5}, {**row, "big": 5, "gone": True}])]])
@@ -384,9 +376,9 @@ def _signed(stream: Stream, key: str, time: int, value: int) -> list[Row]:
 def test_what_was_emitted_is_part_of_the_state_so_these_modes_do_not_change(
     mode: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    stream = Stream(_processor({"n": count()}, mode))
+    stream = Stream(_processor({"n": agg.count()}, mode))
     _signed(stream, "a", 1, 5)
-    stream.processor = _processor({"n": count()}, other)
+    stream.processor = _processor({"n": agg.count()}, other)
     if mode == other:
         _signed(stream, "a", 1, 5)
         return
@@ -398,16 +390,16 @@ def test_what_was_emitted_is_part_of_the_state_so_these_modes_do_not_change(
 @pytest.mark.parametrize(
     "aggregates",
     [
-        {"n": count(), "sum": sum_("i"), "mean": mean("d")},
-        {"n": count(), "total": sum_("i")},
-        {"sum": sum_("i")},
-        {"sum": sum_("i"), "n": count()},
+        {"n": agg.count(), "sum": agg.sum("i"), "mean": agg.avg("d")},
+        {"n": agg.count(), "total": agg.sum("i")},
+        {"sum": agg.sum("i")},
+        {"sum": agg.sum("i"), "n": agg.count()},
     ],
     ids=["added", "renamed", "removed", "reordered"],
 )
 def test_aggregates_may_change_in_every_mode(mode: dict[str, Any], aggregates: dict[str, Aggregate]) -> None:
     """What a group emitted before the change is removed after it, and what was held back is emitted."""
-    stream = Stream(_processor({"n": count(), "sum": sum_("i")}, mode))
+    stream = Stream(_processor({"n": agg.count(), "sum": agg.sum("i")}, mode))
     _signed(stream, "a", 1, 5)
     _signed(stream, "a", 2000, 5)
     stream.processor = _processor(aggregates, mode)
@@ -429,15 +421,15 @@ def test_aggregates_may_change_in_every_mode(mode: dict[str, Any], aggregates: d
 
 
 def test_the_length_of_the_limit_may_change() -> None:
-    stream = Stream(_processor({"n": count()}, {"at_most_every": "1s"}))
+    stream = Stream(_processor({"n": agg.count()}, {"at_most_every": "1s"}))
     assert _signed(stream, "a", 1, 5) == []
-    stream.processor = _processor({"n": count()}, {"at_most_every": "30m"})
+    stream.processor = _processor({"n": agg.count()}, {"at_most_every": "30m"})
     assert [row["k"] for row in _signed(stream, "b", 1500, 5)] == ["a"], "due since the first start"
 
 
 def test_hopping_windows_take_rows_back() -> None:
     window = hopping("4s", every="2s", on="ts", grace="1h")
-    stream = Stream(AggregateProcessor(SIGNED, KEYS, {"sum": sum_("d")}, window=window, removed="gone"))
+    stream = Stream(AggregateProcessor(SIGNED, KEYS, {"sum": agg.sum("d")}, window=window, removed="gone"))
     row = {**row_at("a", 3000), "d": decimal.Decimal("1.5"), "gone": False}
 
     def run(one: Row) -> list[bool]:
@@ -462,10 +454,10 @@ def test_the_page_about_windows_shows_what_two_steps_emit() -> None:
     schema = pa.schema([("category", pa.string()), ("ms", pa.int64())])
     window = tumbling("5 seconds", on="ms", grace="10 seconds")
     first = Stream(
-        AggregateProcessor(schema, ["category"], {"views": count()}, window=window, emit="changes")
+        AggregateProcessor(schema, ["category"], {"views": agg.count()}, window=window, emit="changes")
     )
     second = Stream(
-        AggregateProcessor(first.processor.output, ["views"], {"windows": count()}, removed="removed")
+        AggregateProcessor(first.processor.output, ["views"], {"windows": agg.count()}, removed="removed")
     )
     lines = ["views                    changes                       windows with so many views"]
     for step in views:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, UnavailableError
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import DeduplicateProcessor, arrays
-from kafka_eos_source.state.vector.deduplicate import _passing
+from kafka_eos_source.state.vector import arrays
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor, _passing
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     SCHEMA,

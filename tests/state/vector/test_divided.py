@@ -16,25 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, shard_rows, tumbling
 from kafka_eos_source.state.model import BatchContext, StoreIdentity
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    arrays,
-    count,
-    groups,
-    hopping,
-    latest,
-    mean,
-    min_,
-    processor,
-    session,
-    sum_,
-    tumbling,
-)
+from kafka_eos_source.state.vector import arrays, groups, processor
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     BASE,
@@ -49,15 +38,15 @@ from tests.state.vector.vector_model import (
 )
 
 SOME = {
-    "n": count(),
-    "sum": sum_("i"),
-    "sum_f": sum_("f"),
-    "min": min_("f"),
-    "new": latest("s", by=("ts", "seq")),
+    "n": agg.count(),
+    "sum": agg.sum("i"),
+    "sum_f": agg.sum("f"),
+    "min": agg.min("f"),
+    "new": agg.last("s", by=("ts", "seq")),
 }
 CHANGELOG = TopicPartition("app-store-changelog", 0)
 IDENTITY = StoreIdentity("app", "store", 0, 1, CHANGELOG.topic)
-EXACT = {"n": count(), "sum": sum_("i"), "mean": mean("d")}
+EXACT = {"n": agg.count(), "sum": agg.sum("i"), "mean": agg.avg("d")}
 SIGNED = SCHEMA.append(pa.field("gone", pa.bool_()))
 TUMBLING = tumbling("3s", on="ts", grace="2s")
 HOPPING = hopping("5s", every="1s", on="ts", grace="3s")

@@ -13,24 +13,14 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import StateMismatchError
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, session, tumbling
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    Aggregate,
-    AggregateProcessor,
-    count,
-    hopping,
-    latest,
-    max_,
-    mean,
-    min_,
-    session,
-    sum_,
-    tumbling,
-)
 from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import FunctionProcessor, KeyedBatch
-from kafka_eos_source.state.vector.processor import decode_entries
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from tests.state.state_kit import EFFORT
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import BASE, Row, Stream, batch_of, same
@@ -46,10 +36,10 @@ TYPES: dict[str, list[pa.DataType]] = {
     "text": [pa.string()],
 }
 POOL: list[Aggregate] = [
-    *(of(column) for column in ("tiny", "real", "money") for of in (sum_, mean, min_, max_)),
-    count("tiny"),
-    min_("text"),
-    max_("text"),
+    *(of(column) for column in ("tiny", "real", "money") for of in (agg.sum, agg.avg, agg.min, agg.max)),
+    agg.count("tiny"),
+    agg.min("text"),
+    agg.max("text"),
 ]
 WINDOWS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -115,14 +105,16 @@ class Query:
         return pa.schema([*KEYS, *((name, types[self.widths[name]]) for name, types in TYPES.items())])
 
     def processor(self, **options: Any) -> AggregateProcessor:
-        declared = {"n": count(), **{each.name: each.aggregate for each in self.aggregates}}
+        declared = {"n": agg.count(), **{each.name: each.aggregate for each in self.aggregates}}
         return AggregateProcessor(self.schema(), ["k"], declared, **options)
 
     def reference(self, **options: Any) -> AggregateProcessor:
         """Returns a processor of all aggregates that the query had, over columns of the widest types."""
-        columns = [(each.seen, TYPES[str(each.aggregate.column)][-1]) for each in self.every]
-        declared = {f"of_{each.seen}": Aggregate(each.aggregate.kind, each.seen) for each in self.every}
-        return AggregateProcessor(pa.schema([*KEYS, *columns]), ["k"], {"n": count(), **declared}, **options)
+        columns = [(each.seen, TYPES[each.aggregate.inputs[0]][-1]) for each in self.every]
+        declared = {f"of_{each.seen}": Aggregate(each.aggregate.kind, (each.seen,)) for each in self.every}
+        return AggregateProcessor(
+            pa.schema([*KEYS, *columns]), ["k"], {"n": agg.count(), **declared}, **options
+        )
 
 
 def some_rows() -> st.SearchStrategy[list[Row]]:
@@ -175,11 +167,11 @@ def expected(query: Query, history: list[tuple[list[Row], list[Declared]]], **op
     """Returns what the reference emits in the last batch."""
     reference = query.reference(**options)
     columns = [each.seen for each in query.every]
-    widest = pa.schema([*KEYS, *((e.seen, TYPES[str(e.aggregate.column)][-1]) for e in query.every)])
+    widest = pa.schema([*KEYS, *((e.seen, TYPES[e.aggregate.inputs[0]][-1]) for e in query.every)])
     stream = Stream(reference)
     emitted: list[Row] = []
     for rows, declared in history:
-        seen = {each.seen: str(each.aggregate.column) for each in declared}
+        seen = {each.seen: each.aggregate.inputs[0] for each in declared}
         shown = [
             {**row, **{name: row[seen[name]] if name in seen else None for name in columns}} for row in rows
         ]
@@ -219,7 +211,7 @@ SCHEMA = pa.schema(
         ("late", TIME),
     ]
 )
-BEFORE: dict[str, Any] = {"n": count(), "total": sum_("a"), "least": min_("a")}
+BEFORE: dict[str, Any] = {"n": agg.count(), "total": agg.sum("a"), "least": agg.min("a")}
 
 
 def declared(
@@ -268,25 +260,25 @@ OTHER_KEY = "columns of the key, their types or their order"
         (ORDINARY, declared(["k"]), OTHER_KEY),
         (ORDINARY, declared(["k", "a"]), OTHER_KEY),
         (declared(["a"]), declared(["a"], types={"a": pa.int64()}), OTHER_KEY),
-        (totals(sum_("a")), totals(sum_("b")), r"'t' was sum\(a\).*is now sum\(b\)"),
-        (totals(sum_("a")), totals(max_("a")), r"'t' was sum\(a\).*is now max\(a\)"),
+        (totals(agg.sum("a")), totals(agg.sum("b")), r"'t' was sum\(a\).*is now sum\(b\)"),
+        (totals(agg.sum("a")), totals(agg.max("a")), r"'t' was sum\(a\).*is now max\(a\)"),
         (
             ORDINARY,
-            declared(aggregates={"n": count(), "total": sum_("a"), "most": max_("a")}),
+            declared(aggregates={"n": agg.count(), "total": agg.sum("a"), "most": agg.max("a")}),
             "'least' was removed and 'most' added in one change, which looks like a rename",
         ),
         (ORDINARY, declared(types={"a": pa.int16()}), "'least' has type int32, which cannot become int16"),
         (ORDINARY, declared(types={"a": pa.float32()}), "'total' has type int64, which cannot become double"),
         (
-            totals(sum_("d")),
-            totals(sum_("d"), types={"d": pa.decimal128(10, 3)}),
+            totals(agg.sum("d")),
+            totals(agg.sum("d"), types={"d": pa.decimal128(10, 3)}),
             r"decimal128\(19, 2\), which cannot become decimal128\(20, 3\)",
         ),
-        (totals(sum_("d")), totals(sum_("d"), types={"d": pa.float64()}), "which cannot become double"),
-        (totals(latest("a", by="b")), totals(latest("a", by="f")), r"latest\(a by b\).*latest\(a by f\)"),
+        (totals(agg.sum("d")), totals(agg.sum("d"), types={"d": pa.float64()}), "which cannot become double"),
+        (totals(agg.last("a", by="b")), totals(agg.last("a", by="f")), r"last\(a by b\).*last\(a by f\)"),
         (
-            declared(aggregates={"a1": count(), "a2": count(), "t": sum_("a")}),
-            declared(aggregates={"b1": count(), "b2": count(), "t": sum_("a")}),
+            declared(aggregates={"a1": agg.count(), "a2": agg.count(), "t": agg.sum("a")}),
+            declared(aggregates={"b1": agg.count(), "b2": agg.count(), "t": agg.sum("a")}),
             "'a1', 'a2' was removed and 'b1', 'b2' added",
         ),
         (ORDINARY, HOURLY, "the tables changed"),
@@ -324,8 +316,8 @@ def test_a_change_that_the_state_does_not_fit_is_refused_with_both_declarations(
     [
         (ORDINARY, declared(aggregates=dict(reversed(BEFORE.items())))),
         (ORDINARY, declared(types={"a": pa.int64(), "ts": pa.timestamp("us", "Europe/Berlin")})),
-        (totals(count("a")), totals(count("a"), types={"a": pa.string()})),
-        (totals(mean("a")), totals(mean("a"), types={"a": pa.float64()})),
+        (totals(agg.count("a")), totals(agg.count("a"), types={"a": pa.string()})),
+        (totals(agg.avg("a")), totals(agg.avg("a"), types={"a": pa.float64()})),
         (HOURLY, declared(window=tumbling("1h", on="ts", grace="5m"), emit="on_close")),
         (HOURLY, declared(window=HOUR, types={"ts": pa.timestamp("ms", "UTC")})),
         (
@@ -351,7 +343,7 @@ def test_a_query_that_did_not_change_writes_the_same_bytes_as_before_there_were_
 def test_an_aggregate_that_was_removed_and_added_again_starts_over() -> None:
     """Also for groups that had no row in between, so that all groups mean the same by it."""
     state = filled(declared())
-    start(declared(aggregates={"n": count(), "least": min_("a")}), state)
+    start(declared(aggregates={"n": agg.count(), "least": agg.min("a")}), state)
     processor = declared()
     start(processor, state)
     row = {"k": "x", "j": "y", "a": 5, "b": 4, "f": 0.5, "d": None, "ts": BASE, "late": BASE}
@@ -363,14 +355,14 @@ def test_an_aggregate_that_was_removed_and_added_again_starts_over() -> None:
 
 def test_a_value_of_an_unknown_version_is_refused() -> None:
     """As after an older release of this package, which writes a description without versions."""
-    wider = declared(aggregates={**BEFORE, "most": max_("a")})
+    wider = declared(aggregates={**BEFORE, "most": agg.max("a")})
     state = filled(declared())
     row = {"k": "x", "j": "y", "a": 5, "b": 4, "f": 0.5, "d": None, "ts": BASE, "late": BASE}
     list(wider.process(iter([batch_of([row], SCHEMA)]), state, BatchContext(1, 0, 1, False, 0)))
     state.rows[META_KEY] = declared().description.to_json()
     with pytest.raises(StateMismatchError, match=r"version 2, but the store's description lists .*\[1\]"):
         list(declared().process(iter([batch_of([row], SCHEMA)]), state, BatchContext(2, 0, 1, False, 0)))
-    other = declared(aggregates={**BEFORE, "other": max_("b")})
+    other = declared(aggregates={**BEFORE, "other": agg.max("b")})
     with pytest.raises(ValueError, match="does not begin with"):  # version 2 again, with another check
         list(other.process(iter([batch_of([row], SCHEMA)]), state, BatchContext(2, 0, 1, False, 0)))
 
@@ -378,10 +370,10 @@ def test_a_value_of_an_unknown_version_is_refused() -> None:
 def test_a_store_has_at_most_255_versions() -> None:
     state = filled(declared())
     for number_ in range(254):
-        aggregates = {**BEFORE, "most": max_("a")} if number_ % 2 == 0 else BEFORE
+        aggregates = {**BEFORE, "most": agg.max("a")} if number_ % 2 == 0 else BEFORE
         start(declared(aggregates=aggregates), state)
     with pytest.raises(StateMismatchError, match="already had 255 versions"):
-        start(declared(aggregates={**BEFORE, "most": max_("a")}), state)
+        start(declared(aggregates={**BEFORE, "most": agg.max("a")}), state)
 
 
 # ------------------------------------------------------------------ columns of a function's state

@@ -13,19 +13,14 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidSchemaError, StateMismatchError
+from kafka_eos_source.state import KeyedBatch, session, tumbling
+from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state.encoding import layout
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    DeduplicateProcessor,
-    FunctionProcessor,
-    KeyedBatch,
-    count,
-    decode_entries,
-    session,
-    tumbling,
-)
+from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
+from kafka_eos_source.state.vector.function import FunctionProcessor
+from kafka_eos_source.state.vector.processor import AggregateProcessor, decode_entries
 from tests import ROOT
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
@@ -184,8 +179,8 @@ def test_aggregates_can_be_read_from_their_store(some: list[Row]) -> None:
 def test_windows_can_be_read_from_their_store(window: Any, emit: str, some: list[Row]) -> None:
     if window is None and emit == "on_close":
         emit = "on_update"
-    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
-    stored = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit=emit))
+    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window))
+    stored = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window, emit=emit))
     emitted = [row for row in update.run([[batch_of(some)]]) if not row.pop("removed", False)]
     stored.run([[batch_of(some)]])
     name = "aggregates" if window is None else "sessions" if "Session" in repr(window) else "windows"
@@ -208,7 +203,7 @@ def test_keys_of_a_deduplication_can_be_read_from_their_store() -> None:
 
 
 def test_an_entry_that_contradicts_the_description_is_an_error() -> None:
-    description = AggregateProcessor(SCHEMA, ["k"], {"n": count()}).description
+    description = AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}).description
     with pytest.raises(
         StateMismatchError, match="entries of table 0x03, which its description does not list"
     ):

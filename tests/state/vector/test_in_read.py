@@ -15,7 +15,8 @@ from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.spark.arrow import read_arrow_schema
-from kafka_eos_source.state import shard_rows
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import session, shard_rows, tumbling
 from kafka_eos_source.state.encoding.layout import shards_of
 from kafka_eos_source.state.shard_rows import (
     PACKED_BATCH,
@@ -26,9 +27,9 @@ from kafka_eos_source.state.shard_rows import (
     routes,
     unpack,
 )
-from kafka_eos_source.state.vector import AggregateProcessor, count, latest, max_, session, tumbling
-from kafka_eos_source.state.vector.declarations import Window
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import Window
 
 SHARDS = 3
 READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
@@ -40,7 +41,7 @@ COLUMNS = ReadColumns(
         ReadColumn("offset", "offset"),
     )
 )
-AGGREGATES = {"n": count("raw"), "last": latest("raw", by="offset"), "late": max_("offset")}
+AGGREGATES = {"n": agg.count("raw"), "last": agg.last("raw", by="offset"), "late": agg.max("offset")}
 WINDOWS: tuple[Window | None, ...] = (
     None,
     tumbling("10 s", on="at", grace="5 s"),
@@ -142,7 +143,7 @@ def test_the_option_describes_the_whole_step_to_the_read(window: Window | None) 
 def test_an_aggregation_that_does_not_fit_its_columns_is_refused_on_the_driver(
     columns: tuple[ReadColumn, ...],
 ) -> None:
-    step = AggregateInRead(ReadColumns(columns), ("page",), {"n": count()}, None, SHARDS)
+    step = AggregateInRead(ReadColumns(columns), ("page",), {"n": agg.count()}, None, SHARDS)
     options = parse_read({**READ, "step.in.read": step.to_option()}, streaming=True)
     with pytest.raises(InvalidOptionError, match=r"'step\.in\.read' has the value"):
         schema_of(options)

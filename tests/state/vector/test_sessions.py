@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import session
 from kafka_eos_source.state.encoding import layout
-from kafka_eos_source.state.vector import AggregateProcessor, count, latest, mean, min_, session, sum_
-from kafka_eos_source.state.vector.declarations import Session
+from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.sessions import join_spans
 from kafka_eos_source.state.vector.versions import ListCodec
+from kafka_eos_source.state.vector.windows import Session
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
@@ -36,11 +38,11 @@ from tests.state.vector.vector_model import (
 
 KEYS = ["j", "k"]
 SOME = {
-    "n": count(),
-    "sum": sum_("i"),
-    "min": min_("s"),
-    "mean": mean("i"),
-    "new": latest("s", by=("ts", "seq")),
+    "n": agg.count(),
+    "sum": agg.sum("i"),
+    "min": agg.min("s"),
+    "mean": agg.avg("i"),
+    "new": agg.last("s", by=("ts", "seq")),
 }
 
 
@@ -204,8 +206,8 @@ def _run(stream: Stream, *times: int) -> list[Any]:
 
 def test_sessions_grow_merge_and_close() -> None:
     window = session("5s", on="ts", grace="10s")
-    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
-    close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
+    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window))
+    close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window, emit="on_close"))
 
     def run(*times: int) -> tuple[list[Any], list[Any]]:
         return _run(update, *times), _run(close, *times)
@@ -237,7 +239,7 @@ def test_partial_rows_of_one_session_are_merged_in_the_read(some: list[Row], win
 
 def test_the_timer_entry_of_a_growing_session_is_rarely_moved() -> None:
     """If a session grows in every batch, its timer entry is moved only when it fires."""
-    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("10s", on="ts")))
+    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=session("10s", on="ts")))
     state = stream.states[0]
     moves = 0
     for second in range(40):
@@ -253,7 +255,9 @@ def test_the_timer_entry_of_a_growing_session_is_rarely_moved() -> None:
 
 @pytest.mark.parametrize("emit", ["on_close", "on_update"])
 def test_a_session_that_another_shards_event_time_closed_accepts_no_rows(emit: str) -> None:
-    processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=session("5s", on="ts"), emit=emit)
+    processor = AggregateProcessor(
+        SCHEMA, ["k"], {"n": agg.count()}, window=session("5s", on="ts"), emit=emit
+    )
     stream = Stream(processor, 2)
     stream.run([[batch_of([row_at("a", 0)])], [batch_of([row_at("b", 6000)])]])
     # the row itself is not late; its session [0, 5 s) is over, but the shard has not processed it since
@@ -265,7 +269,7 @@ def test_a_session_that_another_shards_event_time_closed_accepts_no_rows(emit: s
 
 def test_an_earlier_session_of_a_key_is_closed_on_time() -> None:
     window = session("5s", on="ts", grace="10s")
-    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
+    stream = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window, emit="on_close"))
     assert _run(stream, 20_000) == []
     assert _run(stream, 12_000) == []  # the key's timer entry is now earlier
     found = stream.run([[batch_of([row_at("b", 27_000)])]])

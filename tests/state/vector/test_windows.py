@@ -12,18 +12,11 @@ import pytest
 from hypothesis import given, settings
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state import hopping, tumbling
 from kafka_eos_source.state.model import BatchContext
-from kafka_eos_source.state.vector import (
-    AggregateProcessor,
-    count,
-    hopping,
-    latest,
-    mean,
-    min_,
-    sum_,
-    tumbling,
-)
-from kafka_eos_source.state.vector.declarations import Tumbling, milliseconds, times_ms
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import Tumbling, milliseconds, times_ms
 from tests.state.vector.vector_model import (
     BASE,
     SCHEMA,
@@ -44,11 +37,11 @@ from tests.state.vector.vector_model import (
 
 KEYS = ["k"]
 SOME = {
-    "n": count(),
-    "sum": sum_("i"),
-    "min": min_("f"),
-    "mean": mean("i"),
-    "new": latest("s", by=("ts", "seq")),
+    "n": agg.count(),
+    "sum": agg.sum("i"),
+    "min": agg.min("f"),
+    "mean": agg.avg("i"),
+    "new": agg.last("s", by=("ts", "seq")),
 }
 
 
@@ -89,8 +82,8 @@ def test_within_grace_the_state_does_not_depend_on_batches(
 def test_results_are_revised_within_grace_and_final_after_it() -> None:
     """The paper's example: page views per category in windows of five seconds, out of order."""
     window = tumbling("5s", on="ts", grace="10s")
-    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window))
-    close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit="on_close"))
+    update = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window))
+    close = Stream(AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window, emit="on_close"))
 
     def run(*times: int) -> tuple[list[Any], list[Any]]:
         batch = batch_of([row_at("a", time) for time in times])
@@ -110,7 +103,7 @@ def test_results_are_revised_within_grace_and_final_after_it() -> None:
 
 def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
     processor = AggregateProcessor(
-        SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
+        SCHEMA, ["k"], {"n": agg.count()}, window=tumbling("5s", on="ts"), emit="on_close"
     )
     stream = Stream(processor)
     assert stream.run([[batch_of([row_at("a", 1), row_at("b", 2)])]]) == []
@@ -120,7 +113,7 @@ def test_a_window_changed_by_the_batch_that_closes_it_is_emitted_once() -> None:
 
 
 def test_the_watermark_follows_the_rows_and_not_their_panes() -> None:
-    processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"))
+    processor = AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=tumbling("5s", on="ts"))
     for times in ((1, 4000), (4000, 1)):
         stream = Stream(processor)
         stream.run([as_partials(processor, [[row_at("a", time)] for time in times])])
@@ -129,7 +122,7 @@ def test_the_watermark_follows_the_rows_and_not_their_panes() -> None:
 
 def test_windows_close_in_a_batch_without_rows() -> None:
     processor = AggregateProcessor(
-        SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
+        SCHEMA, ["k"], {"n": agg.count()}, window=tumbling("5s", on="ts"), emit="on_close"
     )
     stream = Stream(processor, 2)
     assert stream.run([[batch_of([row_at("a", 1)])], [batch_of([row_at("b", 9000)])]]) == []
@@ -141,7 +134,7 @@ def test_windows_close_in_a_batch_without_rows() -> None:
 
 def test_a_window_that_opens_and_closes_in_one_batch_is_not_stored() -> None:
     processor = AggregateProcessor(
-        SCHEMA, ["k"], {"n": count()}, window=tumbling("5s", on="ts"), emit="on_close"
+        SCHEMA, ["k"], {"n": agg.count()}, window=tumbling("5s", on="ts"), emit="on_close"
     )
     stream = Stream(processor)
     puts = []
@@ -163,7 +156,7 @@ def test_a_window_that_opens_and_closes_in_one_batch_is_not_stored() -> None:
 )
 def test_event_time_may_have_every_timestamp_type(type_: pa.DataType, per_ms: int) -> None:
     schema = pa.schema([("k", pa.string()), ("t", type_)])
-    processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
+    processor = AggregateProcessor(schema, ["k"], {"n": agg.count()}, window=tumbling("1s", on="t"))
     # a time before the epoch, in the last instant of its window: times are rounded down
     times = pa.array([-1, 999 * per_ms + (per_ms - 1)], pa.int64()).cast(type_)
     (out,) = processor.process(
@@ -183,7 +176,7 @@ def test_event_time_may_be_in_seconds() -> None:
 
 def test_a_time_outside_the_supported_range_is_named() -> None:
     schema = pa.schema([("k", pa.string()), ("t", pa.int64())])
-    processor = AggregateProcessor(schema, ["k"], {"n": count()}, window=tumbling("1s", on="t"))
+    processor = AggregateProcessor(schema, ["k"], {"n": agg.count()}, window=tumbling("1s", on="t"))
     for time in (1 << 62, -(1 << 63)):
         batch = pa.RecordBatch.from_pydict({"k": ["a"], "t": [time]})
         with pytest.raises(InvalidRecordError, match=rf"to {time} \(int64\); expected times from"):
@@ -192,7 +185,7 @@ def test_a_time_outside_the_supported_range_is_named() -> None:
 
 def test_grace_and_emit_mode_may_change_but_windows_may_not() -> None:
     def described(window: Tumbling | None, emit: str = "on_update") -> bytes:
-        processor = AggregateProcessor(SCHEMA, ["k"], {"n": count()}, window=window, emit=emit)
+        processor = AggregateProcessor(SCHEMA, ["k"], {"n": agg.count()}, window=window, emit=emit)
         return processor.description.to_json()
 
     first = described(tumbling("5s", on="ts"))
@@ -204,7 +197,7 @@ def test_grace_and_emit_mode_may_change_but_windows_may_not() -> None:
 
 
 def test_latest_in_a_window_is_ordered_by_event_time() -> None:
-    processor = AggregateProcessor(SCHEMA, ["k"], {"s": latest("s")}, window=tumbling("5s", on="ts"))
+    processor = AggregateProcessor(SCHEMA, ["k"], {"s": agg.last("s")}, window=tumbling("5s", on="ts"))
     batches = [batch_of([{**row_at("a", time), "s": value}]) for time, value in ((3, "new"), (1, "old"))]
     stream = Stream(processor)
     assert [stream.run([[batch]])[0]["s"] for batch in batches] == ["new", "new"]

@@ -13,9 +13,11 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 
+from kafka_eos_source.state import aggregates as agg
+from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.model import BatchContext, ShardProcessor
-from kafka_eos_source.state.vector import Aggregate, AggregateProcessor, count, latest, max_, mean, min_, sum_
-from kafka_eos_source.state.vector.declarations import Tumbling
+from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import Tumbling
 from tests.state.store.model_state import ModelState
 
 Row = dict[str, Any]
@@ -39,21 +41,21 @@ SCHEMA = pa.schema(
 )
 
 AGGREGATES = {
-    "n": count(),
-    "n_i": count("i"),
-    "sum_i": sum_("i"),
-    "sum_big": sum_("big"),
-    "sum_f": sum_("f"),
-    "sum_d": sum_("d"),
-    "mean_i": mean("i"),
-    "mean_d": mean("d"),
-    "min_f": min_("f"),
-    "max_f": max_("f"),
-    "min_s": min_("s"),
-    "max_b": max_("b"),
-    "max_d": max_("d"),
-    "new_s": latest("s", by="ts"),
-    "new_i": latest("i", by=("ts", "seq")),
+    "n": agg.count(),
+    "n_i": agg.count("i"),
+    "sum_i": agg.sum("i"),
+    "sum_big": agg.sum("big"),
+    "sum_f": agg.sum("f"),
+    "sum_d": agg.sum("d"),
+    "mean_i": agg.avg("i"),
+    "mean_d": agg.avg("d"),
+    "min_f": agg.min("f"),
+    "max_f": agg.max("f"),
+    "min_s": agg.min("s"),
+    "max_b": agg.max("b"),
+    "max_d": agg.max("d"),
+    "new_s": agg.last("s", by="ts"),
+    "new_i": agg.last("i", by=("ts", "seq")),
 }
 
 
@@ -157,20 +159,20 @@ def _mean(values: list[Any], type_: pa.DataType) -> Any:
 
 def aggregated(aggregate: Aggregate, some: Sequence[Row], schema: pa.Schema = SCHEMA) -> Any:
     """Computes an aggregate of rows in their order of arrival."""
-    if aggregate.column is None:
+    if not aggregate.inputs:
         return len(some)
-    values = [row[aggregate.column] for row in some if row[aggregate.column] is not None]
-    type_ = schema.field(aggregate.column).type
-    if aggregate.kind == "latest":
+    values = [row[aggregate.inputs[0]] for row in some if row[aggregate.inputs[0]] is not None]
+    type_ = schema.field(aggregate.inputs[0]).type
+    if aggregate.kind == "last":
         known = [row for row in some if all(row[by] is not None for by in aggregate.by)]
         if not known:
             return None
         newest = max(range(len(known)), key=lambda at: (*(known[at][by] for by in aggregate.by), at))
-        return known[newest][aggregate.column]
+        return known[newest][aggregate.inputs[0]]
     of: dict[str, Callable[[], Any]] = {
         "count": lambda: len(values),
         "sum": lambda: _sum(values, type_),
-        "mean": lambda: _mean(values, type_),
+        "avg": lambda: _mean(values, type_),
         "min": lambda: min(values, key=_order, default=None),
         "max": lambda: max(values, key=_order, default=None),
     }

@@ -1,0 +1,572 @@
+"""`App`: one exactly-once query, whose id, brokers, checkpoint and logins are said once.
+
+An App is thin: it computes options, calls the functions that are public anyway, and returns ordinary frames
+and a ``DataStreamWriter``. A query made with it has the same plan as one made with
+``format("kafka-eos")`` and options, and continues the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from pyspark.sql.types import StructType
+
+from kafka_eos_source import option_values as values
+from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query
+from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.in_read.frame import source_options
+from kafka_eos_source.model import FORMAT_NAME
+from kafka_eos_source.options.parse import divide
+from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
+from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
+from kafka_eos_source.secrets import shown
+from kafka_eos_source.sinks.constructors import Sink, sink_options
+from kafka_eos_source.sinks.sink_options import PREFIX
+from kafka_eos_source.spark.changelog_check import check_changelog
+from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
+from kafka_eos_source.state.operator import transform as operators
+from kafka_eos_source.state.operator.frame import Shards
+from kafka_eos_source.state.processor.schema import as_struct
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    from kafka_eos_source.registry.columns import Registry
+    from kafka_eos_source.state.aggregates import Aggregate
+    from kafka_eos_source.state.processor.handle import TimeMode
+    from kafka_eos_source.state.processor.rows import RowStyle
+    from kafka_eos_source.state.vector.function import Function
+    from kafka_eos_source.state.vector.windows import Duration, Window
+
+_log = logging.getLogger(__name__)
+
+#: The parts of a query, and the kind of read or write whose options they take.
+_PARTS = {"source": STREAM_READ, "operator": OPERATOR, "sink": STREAM_WRITE}
+Part = Literal["source", "operator", "sink"]
+
+#: Folder of the checkpoints of further queries, below the checkpoint of their App.
+_QUERIES = "queries"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class Options(dict[str, str]):
+    """Options of one part of a query, for ``.options(**…)``. Its repr hides secrets."""
+
+    def __repr__(self) -> str:
+        return repr({name: shown(name, value) for name, value in self.items()})
+
+
+class App:
+    """One query from Kafka to Kafka, exactly once: its id, brokers, checkpoint and logins are said once.
+
+    ::
+
+        app = App("revenue", "host:9092", checkpoint="/data/checkpoints/revenue")
+        orders = app.read("orders", schema="category STRING, amount DOUBLE")
+        revenue = app.aggregate(orders.groupBy("category"), orders=F.count("*"), revenue=F.sum("amount"))
+        app.write(revenue, topic="revenue", key="category").start()
+
+    It returns ordinary frames and a ``DataStreamWriter``, and sets options that `options` shows. So a query
+    can move between this form and ``format("kafka-eos")`` with its checkpoint. `query` returns an App for
+    another query of the same program.
+
+    Attributes:
+        id: the query's ``application.id``: its transactional id, the prefix of its changelog topics, and,
+            after ``kafka-eos.``, its consumer group.
+        checkpoint: location of the query's checkpoint; None if something else, such as a pipeline, owns it.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        brokers: str | Sequence[str],
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        """Checks the arguments without contacting a broker.
+
+        Args:
+            id: the query's id, 1 to 200 letters, digits, dots, hyphens or underscores. Never change it: the
+                query finds its offsets and its state in Kafka by it.
+            brokers: ``host:port`` of one or more brokers, as a list or separated by commas.
+            checkpoint: where Spark keeps the query's checkpoint, a path or URI that the driver and all
+                executors share. Needed by `write`.
+            options: options that all parts of the query have in common, or that only one of them takes, such
+                as ``{"kafka.security.protocol": "SASL_SSL", "state.dir": "/data/state"}``. Each part gets
+                those that ``docs/options.md`` lists for it.
+            spark: the session, also of Spark Connect. By default the active session, or a new one with
+                `recommended_settings` and, for a checkpoint in a local folder, `local_checkpoints`.
+
+        Raises:
+            InvalidOptionError: if an argument or an option is malformed or unknown.
+        """
+        self.id = values.application_id("App(id)", id)
+        servers = brokers if isinstance(brokers, str) else ",".join(brokers)
+        if not servers.strip():
+            raise InvalidOptionError(
+                "App(brokers) is empty; expected host:port.", fix="name one or more brokers."
+            )
+        self.checkpoint = None if checkpoint is None else os.fspath(checkpoint)
+        self._spark = spark
+        given = {name: _text(value) for name, value in (options or {}).items()}
+        for name in given:
+            if name.lower() in _OWN_OPTIONS:
+                raise InvalidOptionError(
+                    f"App(options) has {name!r}, which the argument {_OWN_OPTIONS[name.lower()]!r} sets.",
+                    fix=f"remove {name!r} from options=.",
+                )
+        self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
+        self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
+        self._stores: dict[str, Options] = {}
+        if self.checkpoint is not None:
+            self._own["sink"]["checkpointLocation"] = self.checkpoint
+
+    def __repr__(self) -> str:
+        return f"App({self.id!r}, {self._given['kafka.bootstrap.servers']!r}, checkpoint={self.checkpoint!r})"
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session in which this App reads: the given one, the active one, or a new one."""
+        if self._spark is None:
+            self._spark = _session(self.id, self.checkpoint)
+        return self._spark
+
+    def query(self, name: str) -> App:
+        """Returns an App for another query of the same program, with brokers and options in common.
+
+        Its id is ``<id>-<name>`` and its checkpoint ``<checkpoint>/queries/<name>``.
+
+        Args:
+            name: name of the query, 1 to 100 letters, digits, dots, hyphens or underscores.
+
+        Raises:
+            InvalidOptionError: if the name is malformed.
+        """
+        if not _NAME.fullmatch(name) or name.strip(".") == "":
+            raise values.invalid(
+                "query(name)", name, "1 to 100 letters, digits, dots, hyphens or underscores"
+            )
+        checkpoint = None if self.checkpoint is None else f"{self.checkpoint.rstrip('/')}/{_QUERIES}/{name}"
+        shared = {key: value for key, value in self._given.items() if key.lower() not in _OWN_OPTIONS}
+        return App(
+            f"{self.id}-{name}",
+            self._given["kafka.bootstrap.servers"],
+            checkpoint=checkpoint,
+            options=shared,
+            spark=self._spark,
+        )
+
+    @overload
+    def options(self) -> dict[str, Options]: ...
+
+    @overload
+    def options(self, part: Part) -> Options: ...
+
+    def options(self, part: Part | None = None) -> Options | dict[str, Options]:
+        """Returns the options that this App sets, as ``format("kafka-eos")`` and the operators take them.
+
+        Use them to write a step of the query with options, or a query in a pipeline::
+
+            spark.readStream.format("kafka-eos").options(**app.options("source"), subscribe="orders").load()
+
+        The topics and what else `read` and `write` are told is not among them.
+
+        Args:
+            part: ``"source"``, ``"operator"`` or ``"sink"``; None for all three, by name.
+        """
+        if part is None:
+            return {each: self._options(each) for each in _PARTS}
+        if part not in _PARTS:
+            raise values.invalid("options(part)", part, f"one of {', '.join(_PARTS)}")
+        return self._options(part)
+
+    def _options(self, part: str, more: Mapping[str, Any] | None = None) -> Options:
+        """Returns the options of a part, and those of a call, which take precedence.
+
+        Raises:
+            InvalidOptionError: if an option of the call is unknown or belongs to another part.
+        """
+        given = {name: _text(value) for name, value in (more or {}).items()}
+        for name in given:
+            if name.lower() in _OWN_OPTIONS:
+                raise InvalidOptionError(
+                    f"the options of a {part} have {name!r}, which the App sets.",
+                    fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
+                )
+        replaced = {name.lower() for name in given}
+        kept = {name: value for name, value in self._own[part].items() if name.lower() not in replaced}
+        return Options({**kept, **given})
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read(
+        self,
+        topics: str | Sequence[str],
+        *,
+        schema: StructType | str | None = None,
+        registry: Registry | RegistrySchema | None = None,
+        keep: Sequence[str] | str = (),
+        starting: str = "earliest",
+        keyed: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> DataFrame:
+        """Reads topics as a stream.
+
+        With ``schema``, the values are JSON objects and their fields become columns; with ``registry``, they
+        are Avro, Protobuf or JSON with a schema registry. With neither, the columns are those of
+        ``format("kafka-eos")``: ``key``, ``value``, ``topic``, ``partition``, ``offset``, ``timestamp``,
+        ``timestampType``. In a record without a value, all fields are null.
+
+        Args:
+            topics: name of a topic, or several names.
+            schema: fields of the JSON objects, as DDL (``"id BIGINT, ts TIMESTAMP"``) or as `StructType`. A
+                value that does not fit fails the batch and is named; it is never skipped.
+            registry: URL or options of the registry, which has the schema under the subject
+                ``<topic>-value``; or what `registry_schema` returned.
+            keep: columns of the record to keep beside the fields, such as ``("key", "timestamp")``.
+            starting: where a query without a checkpoint starts: ``"earliest"``, ``"latest"``, ``"group"``, or
+                JSON as in the option ``startingOffsets``.
+            keyed: states that all producers of these topics choose the partition by the record's key. An
+                operator that groups by the key then needs no shuffle (``docs/state.md``). State that exists
+                keeps the kind of shards that it has, so decide before the first start.
+            options: further options of the source.
+
+        Raises:
+            InvalidOptionError: if an argument or an option is wrong.
+            InvalidSchemaError: if the schema is malformed, or two columns would have one name.
+            UnavailableError, AuthorizationError: if the brokers do not answer, refuse the login, or do not
+                have a topic.
+            SchemaNotFoundError, RegistryUnavailableError: as `registry_schema`.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        kept = [keep] if isinstance(keep, str) else list(keep)
+        if schema is not None and registry is not None:
+            raise InvalidOptionError(
+                "schema= and registry= are both set; expected one of them.",
+                fix="leave out schema= to use the registry's; a reader schema is an argument of "
+                "registry_schema().",
+            )
+        subscribed = {"subscribe": ",".join(names), "startingOffsets": starting}
+        if keyed:
+            subscribed[KEYED] = "true"
+        stated = {name.lower() for name in options or ()}
+        for name in ("subscribePattern", "assign"):
+            if name.lower() in stated:
+                del subscribed["subscribe"]
+        source = self._options("source", {**subscribed, **(options or {})})
+        fields = None if schema is None else as_struct(schema, "the values")
+        if registry is None or isinstance(registry, RegistrySchema):
+            selected = registry
+        else:
+            if len(names) != 1:
+                raise InvalidOptionError(
+                    f"registry= is set for {len(names)} topics, whose schemas may differ.",
+                    fix="read each topic by itself; or pass what registry_schema() returned as registry=.",
+                )
+            selected = registry_schema(registry, topic=names[0])
+        frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
+        if fields is not None:
+            return from_json_values(frame, fields, kept)
+        if selected is not None:
+            return from_registry_values(frame, selected, kept)
+        if kept:
+            raise InvalidOptionError(
+                "keep= is set, but neither schema= nor registry=, so all columns of the record stay anyway.",
+                fix="leave out keep=, and choose columns with .select(…).",
+            )
+        return frame
+
+    # -- state -------------------------------------------------------------------------------
+
+    def aggregate(
+        self,
+        rows: DataFrame | GroupedData,
+        aggregates: Mapping[str, Aggregate | Column | str] | None = None,
+        /,
+        *,
+        key: str | Sequence[str] | None = None,
+        store: str = "aggregates",
+        shards: Shards = None,
+        window: Window | None = None,
+        emit: str = "on_update",
+        removed: str | None = None,
+        at_most_every: Duration | None = None,
+        combine: bool | Literal["after_read"] = True,
+        options: Mapping[str, Any] | None = None,
+        **results: Aggregate | Column | str,
+    ) -> DataFrame:
+        """Aggregates rows by key, and optionally by window; see `kafka_eos_source.state.aggregate`.
+
+        Args:
+            rows: ``frame.groupBy(columns)``, or the frame together with ``key``.
+            aggregates: aggregates by the name of their result column, if a name is that of an argument.
+            key, store, window, emit, removed, at_most_every, combine: as there.
+            shards: as there; None takes a shard for each partition where that needs no shuffle (see ``keyed``
+                of `read`), and else 4.
+            options: further options of the operator.
+            **results: aggregates by the name of their result column: ``orders=F.count("*")``.
+
+        Raises:
+            KafkaEosError: as `kafka_eos_source.state.aggregate`.
+        """
+        both = sorted(set(aggregates or ()) & set(results))
+        if both:
+            raise InvalidOptionError(
+                f"the result {both[0]!r} is given twice: in the mapping, and as a keyword.", fix="remove one."
+            )
+        return operators.aggregate(
+            rows,
+            {**(aggregates or {}), **results},
+            options=self._operator(store, options),
+            key=key,
+            store=store,
+            shards=shards,
+            window=window,
+            emit=emit,
+            removed=removed,
+            at_most_every=at_most_every,
+            combine=combine,
+        )
+
+    def deduplicate(
+        self,
+        rows: DataFrame | GroupedData,
+        *,
+        key: str | Sequence[str] | None = None,
+        store: str = "duplicates",
+        shards: Shards = None,
+        within: Duration | None = None,
+        on: str | None = None,
+        grace: Duration = "0s",
+        combine: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> DataFrame:
+        """Passes the first row of each key and drops its duplicates.
+
+        See `kafka_eos_source.state.deduplicate`.
+
+        Args:
+            rows, key, store, within, on, grace, combine: as there.
+            shards, options: as in `aggregate`.
+        """
+        return operators.deduplicate(
+            rows,
+            options=self._operator(store, options),
+            key=key,
+            store=store,
+            shards=shards,
+            within=within,
+            on=on,
+            grace=grace,
+            combine=combine,
+        )
+
+    def apply(
+        self,
+        rows: DataFrame | GroupedData,
+        function: Function,
+        output_schema: StructType | str,
+        state_schema: StructType | str,
+        *,
+        key: str | Sequence[str] | None = None,
+        store: str = "state",
+        shards: Shards = None,
+        on: str | None = None,
+        version: str = "1",
+        options: Mapping[str, Any] | None = None,
+    ) -> DataFrame:
+        """Applies a function to Arrow batches and the state of their keys.
+
+        See `kafka_eos_source.state.apply`.
+
+        Args:
+            rows, function, output_schema, state_schema, key, store, on, version: as there.
+            shards, options: as in `aggregate`.
+        """
+        return operators.apply(
+            rows,
+            function,
+            output_schema,
+            state_schema,
+            options=self._operator(store, options),
+            key=key,
+            store=store,
+            shards=shards,
+            on=on,
+            version=version,
+        )
+
+    def transform(
+        self,
+        rows: DataFrame | GroupedData,
+        processor: StatefulProcessor,
+        output_schema: StructType | str,
+        *,
+        key: str | Sequence[str] | None = None,
+        store: str = "state",
+        shards: Shards = None,
+        time_mode: TimeMode = "None",
+        on: str | None = None,
+        grace: Duration = "0s",
+        style: RowStyle = "rows",
+        initial_state: DataFrame | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> DataFrame:
+        """Runs a `StatefulProcessor` of Spark; see `kafka_eos_source.state.transform`.
+
+        Args:
+            rows, processor, output_schema, key, store, time_mode, on, grace, style, initial_state: as there.
+            shards, options: as in `aggregate`.
+        """
+        return operators.transform(
+            rows,
+            processor,
+            output_schema,
+            options=self._operator(store, options),
+            key=key,
+            store=store,
+            shards=shards,
+            time_mode=time_mode,
+            on=on,
+            grace=grace,
+            style=style,
+            initial_state=initial_state,
+        )
+
+    def _operator(self, store: str, more: Mapping[str, Any] | None) -> Options:
+        """Returns the options of an operator, and notes its store for the checks of `write`."""
+        self._stores[store] = self._options("operator", more)
+        return self._stores[store]
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def write(
+        self,
+        frame: DataFrame,
+        topic: str | None = None,
+        *,
+        key: str | Sequence[str] | Column | None = None,
+        value: str | Column | None = None,
+        registry: Registry | RegistrySchema | None = None,
+        removed: str | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> DataStreamWriter:
+        """Returns the writer of the query, after checking everything that can be known before it starts.
+
+        A frame that has only columns of Kafka records (``key``, ``value``, ``headers``, …) is written as it
+        is. Otherwise, the columns that are not the key become a JSON object, unless ``value`` or ``registry``
+        says otherwise. The checks contact the brokers and the sinks, and change nothing there.
+
+        Args:
+            frame: the rows to write.
+            topic: topic of all records; None for the topic that the column ``topic`` names, or if the rows go
+                only to ``sinks``.
+            key: column of the record's key, as text unless it is string or binary; several columns, as a JSON
+                object; or an expression. None for no key.
+            value: string or binary column of the record's value; or an expression.
+            registry: URL or options of a schema registry that has the schema of the value under the subject
+                ``<topic>-value``; or what `registry_schema` returned. It encodes all columns but the key.
+            removed: boolean column; a row in which it is true becomes a record without a value (a tombstone),
+                as ``"removed"`` of an aggregation.
+            sinks: systems that receive all columns of each batch too, exactly once, by name:
+                ``{"lake": delta("lake/revenue")}``.
+            options: further options of the sink.
+
+        Returns:
+            A ``DataStreamWriter`` with format, name and options, on which a trigger may be set, and which
+            ``start()`` starts.
+
+        Raises:
+            InvalidOptionError: if an option is wrong, or the App has no checkpoint.
+            InvalidSchemaError: if a column is missing or has the wrong type, or a step lost state changes.
+            KafkaEosError: if a check fails; the class says what to do.
+        """
+        if self.checkpoint is None:
+            raise InvalidOptionError(
+                f"the query {self.id!r} has no checkpoint: App(checkpoint) is not set.",
+                fix="set checkpoint= of App(…) to a location that the driver and all executors share.",
+            )
+        if not frame.isStreaming:
+            raise InvalidOptionError(
+                "the frame is a batch read; an App writes streams.",
+                fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
+            )
+        stated = dict(options or {})
+        if topic is not None:
+            stated["topic"] = topic
+        rows, columns = Records(topic, key, value, registry, removed).of(
+            frame, for_sinks=bool(sinks), has_timestamp=_is_true(stated, "includeTimestamp")
+        )
+        sink = self._options("sink", {**_of_sinks(sinks or {}, columns), **stated})
+        self._check(rows, sink)
+        return rows.writeStream.format(FORMAT_NAME).queryName(self.id).options(**sink)
+
+    def _check(self, rows: DataFrame, sink: Mapping[str, str]) -> None:
+        """Checks everything about the query that can be known before it starts; logs warnings."""
+        check_changelog(rows)
+        session = rows.sparkSession
+        arguments = (
+            source_options(rows),
+            self._stores,
+            {**sink, "queryName": self.id},
+            rows.schema,
+            [RunningQuery(each.id, each.name) for each in session.streams.active],
+        )
+        if hasattr(rows, "_jdf"):
+            check_query(*arguments)
+            return
+        for warning in check_on_server(session, *arguments):
+            _log.warning("%s", warning)
+
+
+#: Options that the arguments of `App` set, in lower case, and the argument.
+_OWN_OPTIONS = {
+    "kafka.bootstrap.servers": "brokers",
+    "application.id": "id",
+    "checkpointlocation": "checkpoint",
+}
+
+
+def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[str, str]:
+    """Returns the options of sinks, which receive these columns unless they state their own; None = all."""
+    if not sinks:
+        return {}
+    found = sink_options(sinks)
+    if columns is not None:
+        for name in sinks:
+            found.setdefault(f"{PREFIX}{name}.columns", ",".join(columns))
+    return found
+
+
+def _session(name: str, checkpoint: str | None) -> SparkSession:
+    """Returns the active session, or a new one with the settings that make this package faster."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName(name)
+    if not is_remote():
+        is_local = checkpoint is None or "://" not in checkpoint.replace("file://", "")
+        builder = builder.config(map={**recommended_settings(), **(local_checkpoints() if is_local else {})})
+    return builder.getOrCreate()
+
+
+def _text(value: object) -> str:
+    """Returns the value of an option as Spark's ``options()`` passes it on."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_true(options: Mapping[str, Any], name: str) -> bool:
+    return any(key.lower() == name.lower() and _text(value) == "true" for key, value in options.items())

@@ -1,0 +1,502 @@
+"""The frame that a stateful operator returns: a DataFrame whose steps keep the operator's state changes.
+
+An operator passes its state changes to the sink in rows of the frame. In such a row, only the column
+`CHANGELOG` has a value, a packet. In all other rows, this column is null. A step of Spark knows nothing of
+that: ``select("key")`` drops the column, and ``where("n > 1")`` drops the rows, in which ``n`` is null.
+
+Therefore an operator returns a subclass of the session's DataFrame, classic or of Spark Connect. `METHODS`
+says of each public method of DataFrame what the subclass does with it. What a subclass cannot see, such as
+``spark.sql`` on a temporary view, `check_changelog` finds in the plan when the query starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import BinaryType, DoubleType, FloatType, StructField, StructType
+
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
+from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
+
+_T = TypeVar("_T")
+
+#: Attribute of a subclass: the class of Spark that it extends.
+_BASE = "_kafka_eos_base"
+#: Attribute of a frame: number of tasks that run its operators after a shuffle; 0 = they run in the read.
+_TASKS = "_kafka_eos_tasks"
+
+
+def operator_frame(frame: DataFrame, tasks: int = 0) -> DataFrame:
+    """Returns the same frame with methods that keep the rows and the column of its state changes.
+
+    Args:
+        frame: the result of an operator, or of a step after it; it has the column `CHANGELOG`.
+        tasks: number of tasks that run the operator after a shuffle; 0 if it runs in the read.
+    """
+    plain = spark_frame(frame)
+    made = _with_class(plain, _frame_class(_class_of(plain)))
+    made.__dict__[_TASKS] = tasks
+    return made
+
+
+def spark_frame(frame: DataFrame) -> DataFrame:
+    """Returns the same frame with Spark's own methods, which know nothing of state changes."""
+    return _as_of_spark(frame)
+
+
+def spark_grouping(grouped: Any) -> Any:
+    """Returns the result of ``groupBy`` with Spark's own methods, which a frame of an operator refuses."""
+    return _as_of_spark(grouped)
+
+
+def is_operator_frame(frame: object) -> bool:
+    """Whether the methods of a frame keep state changes."""
+    return isinstance(frame, DataFrame) and hasattr(type(frame), _BASE)
+
+
+def _as_of_spark(found: _T) -> _T:
+    base = getattr(type(found), _BASE, None)
+    return found if base is None else _with_class(found, base)
+
+
+def _class_of(found: object) -> Any:
+    return type(found)
+
+
+def _with_class(found: _T, wanted: type) -> _T:
+    """Returns an object with the same attributes, and another class."""
+    made: Any = object.__new__(wanted)
+    made.__dict__.update(found.__dict__)
+    result: _T = made
+    return result
+
+
+# ------------------------------------------------------------------ steps that are adapted
+
+
+def _select(frame: DataFrame, *columns: Any) -> DataFrame:
+    listed = list(columns[0]) if len(columns) == 1 and isinstance(columns[0], (list, tuple)) else columns
+    return _once(frame.select(*listed, CHANGELOG), lambda: frame.select(*listed))
+
+
+def _select_expr(frame: DataFrame, *expressions: Any) -> DataFrame:
+    listed: list[str] = []
+    for each in expressions:
+        listed.extend([each] if isinstance(each, str) else each)
+    return _once(frame.selectExpr(*listed, CHANGELOG), lambda: frame.selectExpr(*listed))
+
+
+def _once(extended: DataFrame, as_written: Callable[[], DataFrame]) -> DataFrame:
+    """Returns the extended projection, unless the user's own one has the column too, as that of ``*`` has."""
+    return as_written() if extended.columns.count(CHANGELOG) > 1 else extended
+
+
+def _where(frame: DataFrame, condition: Any) -> DataFrame:
+    if not isinstance(condition, (str, Column)):
+        return frame.filter(condition)  # Spark's own error
+    # CASE evaluates the user's condition only for rows without a packet. Both sides of OR may be evaluated.
+    own = f.expr(condition) if isinstance(condition, str) else condition
+    return frame.filter(f.when(f.col(CHANGELOG).isNotNull(), f.lit(True)).otherwise(own))
+
+
+def _dropna(
+    frame: DataFrame, how: str | None = "any", thresh: int | None = None, subset: Any = None
+) -> DataFrame:
+    if how not in (None, "any", "all"):
+        return frame.dropna(how, thresh, subset)  # Spark's own error
+    names = [subset] if isinstance(subset, str) else subset
+    names = [name for name in frame.columns if name != CHANGELOG] if names is None else list(names)
+    wanted = thresh if thresh is not None else len(names) if how == "any" else 1
+    floating = {each.name for each in frame.schema if isinstance(each.dataType, (DoubleType, FloatType))}
+    present = f.lit(0)
+    for name in names:
+        column = f.col(_quoted(name)) if name in frame.columns else f.col(name)
+        has_value = column.isNotNull() & ~f.isnan(column) if name in floating else column.isNotNull()
+        present = present + f.when(has_value, 1).otherwise(0)
+    return _where(frame, present >= wanted)
+
+
+def _drop(frame: DataFrame, *columns: Any) -> DataFrame:
+    _not_named("drop", columns)
+    return frame.drop(*columns)
+
+
+def _with_column(frame: DataFrame, name: Any, column: Any) -> DataFrame:
+    _not_named("withColumn", [name])
+    return frame.withColumn(name, column)
+
+
+def _with_columns(frame: DataFrame, *columns: Any) -> DataFrame:
+    _not_named("withColumns", [name for each in columns if isinstance(each, dict) for name in each])
+    return frame.withColumns(*columns)
+
+
+def _with_column_renamed(frame: DataFrame, existing: Any, new: Any) -> DataFrame:
+    _not_named("withColumnRenamed", [existing, new])
+    return frame.withColumnRenamed(existing, new)
+
+
+def _with_columns_renamed(frame: DataFrame, columns: Any) -> DataFrame:
+    _not_named("withColumnsRenamed", [*columns, *columns.values()] if isinstance(columns, dict) else [])
+    return frame.withColumnsRenamed(columns)
+
+
+def _not_named(step: str, names: Iterable[object]) -> None:
+    """Raises: InvalidSchemaError: if a step names the column with state changes."""
+    if any(isinstance(name, str) and name.lower() == CHANGELOG for name in names):
+        raise InvalidSchemaError(
+            f"{step}() names the column {CHANGELOG!r}, which carries the state changes of an operator to the "
+            "sink; no other step may change it.",
+            fix="leave the column out: the frame keeps it, and the sink writes it to no topic and no table.",
+        )
+
+
+def _to_df(frame: DataFrame, *names: str) -> DataFrame:
+    at = frame.columns.index(CHANGELOG)
+    return frame.toDF(*names) if CHANGELOG in names else frame.toDF(*names[:at], CHANGELOG, *names[at:])
+
+
+def _to(frame: DataFrame, schema: StructType) -> DataFrame:
+    if isinstance(schema, StructType) and CHANGELOG not in schema.names:
+        schema = StructType([*schema.fields, StructField(CHANGELOG, BinaryType())])
+    return frame.to(schema)
+
+
+def _union(frame: DataFrame, other: DataFrame) -> DataFrame:
+    added = _with_changes(other)
+    names = [name for name in added.columns if name != CHANGELOG]
+    at = frame.columns.index(CHANGELOG)
+    return frame.union(added.select(*map(_quoted, (*names[:at], CHANGELOG, *names[at:]))))
+
+
+def _union_by_name(frame: DataFrame, other: DataFrame, *args: Any, **kwargs: Any) -> DataFrame:
+    return frame.unionByName(_with_changes(other), *args, **kwargs)
+
+
+def _with_changes(other: DataFrame) -> DataFrame:
+    """Returns the second frame of a union with the column, and with each operator in tasks of its own.
+
+    An operator runs each shard in the task of this number. In a union without a shuffle, Spark numbers the
+    tasks of the second frame after those of the first.
+    """
+    tasks = other.__dict__.get(_TASKS, 0)
+    plain = spark_frame(other)
+    if CHANGELOG not in plain.columns:
+        return plain.withColumn(CHANGELOG, f.lit(None).cast("binary"))
+    return plain.repartition(tasks) if tasks else plain
+
+
+#: Joins that keep each row of the left side which finds no row on the right side.
+_KEEPING_JOINS = ("left", "leftouter", "leftanti", "anti")
+
+
+def _join(frame: DataFrame, other: DataFrame, on: Any = None, how: str | None = None) -> DataFrame:
+    kind = (how or "inner").lower().replace("_", "")
+    if kind not in _KEEPING_JOINS or other.isStreaming:
+        raise _lost(
+            f"join(how={how or 'inner'!r}) with a {'streaming' if other.isStreaming else 'batch'} frame",
+            "finds no partner for rows with state changes, whose columns are null, and drops them",
+            "join before the operator; or, with a batch frame, use how='left' and then where(…), which keeps "
+            "rows with state changes.",
+        )
+    return frame.join(spark_frame(other), on, how)
+
+
+def _map_in_arrow(
+    frame: DataFrame, func: Any, schema: StructType | str, barrier: bool = False, profile: Any = None
+) -> DataFrame:
+    rows = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    assert isinstance(rows, StructType)
+    if CHANGELOG in rows.names:  # then the function passes the column on itself
+        return frame.mapInArrow(func, rows, barrier, profile)
+    output = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
+    return frame.mapInArrow(past_packets(func, arrow_schema(rows)), output, barrier, profile)
+
+
+def past_packets(
+    function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function on Arrow batches that sees the rows without packets; the packets pass it unchanged.
+
+    Args:
+        function: takes the rows without the column `CHANGELOG`. It need not read all of them.
+        schema: schema of the rows that it returns. The rows of the result have the column in addition.
+    """
+    output = schema.append(pa.field(CHANGELOG, pa.binary()))
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[pa.Array] = []
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                data, packets = split_packets(batch)
+                if len(packets):
+                    found.append(packets)
+                if data.num_rows:
+                    yield data
+
+        def passed() -> Iterator[pa.RecordBatch]:
+            while found:
+                packets = found.pop(0)
+                nulls = [pa.nulls(len(packets), field.type) for field in schema]
+                yield pa.RecordBatch.from_arrays([*nulls, packets.cast(pa.binary())], schema=output)
+
+        given = rows()
+        for batch in function(given):
+            data = fit(batch, schema, "the function of mapInArrow returned")
+            nulls = pa.nulls(data.num_rows, pa.binary())
+            yield pa.RecordBatch.from_arrays([*data.columns, nulls], schema=output)
+            yield from passed()
+        for _ in given:  # the function may have stopped early
+            yield from passed()
+        yield from passed()
+
+    return run
+
+
+def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
+    found = func(frame, *args, **kwargs)
+    if not isinstance(found, DataFrame):
+        return spark_frame(frame).transform(lambda _: found)  # Spark's own error
+    return found
+
+
+def _group_by(frame: DataFrame, *columns: Any) -> Any:
+    grouped = frame.groupBy(*columns)
+    return _with_class(grouped, _grouping_class(_class_of(grouped)))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+# ------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A step that adds the column or a condition.
+
+    Attributes:
+        function: takes the frame with Spark's own methods, and the arguments of the user.
+        of_itself: whether it takes the frame of this module instead.
+        makes_rows: whether its expressions can contain ``explode``.
+    """
+
+    function: Callable[..., Any]
+    of_itself: bool = False
+    makes_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A step that keeps each row and the column without help."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A step that would lose state changes.
+
+    Attributes:
+        why: what it does to the rows with state changes.
+        fix: what to do instead.
+    """
+
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """A member that is no step of the query, or one that Spark itself refuses for streaming frames."""
+
+
+_BEFORE = "do this before the operator, or in a query that reads the output topic."
+_AGGREGATES = Refused(
+    "aggregates rows and drops the state changes among them",
+    "use aggregate(…) of this package, which takes the frame or its groupBy(…), for a second step.",
+)
+_DEDUPLICATES = Refused(
+    "keeps some rows of those with equal columns, and the state changes are in rows with equal columns",
+    "use deduplicate(…) of this package, which takes the frame or its groupBy(…).",
+)
+_SOME_ROWS = Refused("drops rows, and state changes are among them", _BEFORE)
+_TWO_FRAMES = Refused(
+    "drops or repeats rows, and state changes are among them",
+    "join before the operator; or use join(batch_frame, …, how='left') and where(…) after it.",
+)
+_NEW_ROWS = Refused("makes rows of another kind, without the state changes", _BEFORE)
+_TWICE = Refused(
+    "can compute the operator more than once in a micro-batch, or store what must commit with one",
+    "write the frame directly.",
+)
+_SORTS = Refused("cannot sort a stream; Spark allows it only for a complete result", _BEFORE)
+
+
+#: What a frame does with a member.
+Rule: TypeAlias = Adapted | Passed | Refused | Inherited
+
+
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    """Returns one rule for several names."""
+    return dict.fromkeys(names.split(), rule)
+
+
+#: What a frame of an operator does with each public member of DataFrame, of PySpark 4.0 to 4.3.
+METHODS: dict[str, Rule] = {
+    "select": Adapted(_select, makes_rows=True),
+    "selectExpr": Adapted(_select_expr, makes_rows=True),
+    "where": Adapted(_where),
+    "filter": Adapted(_where),
+    "dropna": Adapted(_dropna),
+    "drop": Adapted(_drop),
+    "withColumn": Adapted(_with_column, makes_rows=True),
+    "withColumns": Adapted(_with_columns, makes_rows=True),
+    "withColumnRenamed": Adapted(_with_column_renamed),
+    "withColumnsRenamed": Adapted(_with_columns_renamed),
+    "toDF": Adapted(_to_df),
+    "to": Adapted(_to),
+    "union": Adapted(_union),
+    "unionAll": Adapted(_union),
+    "unionByName": Adapted(_union_by_name),
+    "join": Adapted(_join),
+    "mapInArrow": Adapted(_map_in_arrow),
+    "transform": Adapted(_transform, of_itself=True),
+    "groupBy": Adapted(_group_by),
+    "groupby": Adapted(_group_by),
+    **_each("alias fillna hint observe repartition replace withMetadata withWatermark", Passed()),
+    **_each(
+        "agg approxQuantile corr cov crosstab cube describe freqItems groupingSets rollup summary",
+        _AGGREGATES,
+    ),
+    **_each("distinct dropDuplicates dropDuplicatesWithinWatermark drop_duplicates", _DEDUPLICATES),
+    **_each("exceptAll intersect intersectAll limit offset randomSplit sample sampleBy subtract", _SOME_ROWS),
+    **_each("crossJoin lateralJoin nearestByJoin zip", _TWO_FRAMES),
+    **_each("melt pandas_api toJSON transpose unpivot zipWithIndex", _NEW_ROWS),
+    **_each("cache checkpoint localCheckpoint persist repartitionByRange", _TWICE),
+    **_each("orderBy sort sortWithinPartitions", _SORTS),
+    "coalesce": Refused(
+        "moves shards of the operator to other tasks than their own",
+        "use repartition(n), which moves the rows after the operator.",
+    ),
+    "repartitionById": Refused(
+        "needs the number of a partition in each row, which is null in rows with state changes",
+        "use repartition(n).",
+    ),
+    "mapInPandas": Refused(
+        "passes rows to pandas together with those of state changes, whose columns are null; pandas then "
+        "turns integers into floating-point numbers, and large ones change",
+        "use mapInArrow, whose function sees only the other rows.",
+    ),
+    # Names and types; what runs a frame at once, which Spark refuses for a stream; and what passes the frame
+    # on to where only the plan shows it.
+    **_each(
+        "asTable colRegex collect columns count createGlobalTempView createOrReplaceGlobalTempView "
+        "createOrReplaceTempView createTempView dtypes executionInfo exists explain first foreach "
+        "foreachPartition head inputFiles isEmpty isLocal isStreaming mergeInto metadataColumn na plot "
+        "printSchema rdd registerTempTable sameSemantics scalar schema semanticHash show sparkSession stat "
+        "storageLevel tail take toArrow toLocalIterator toPandas unpersist write writeStream writeTo",
+        Inherited(),
+    ),
+}
+
+
+# ------------------------------------------------------------------ the classes
+
+
+@lru_cache(maxsize=8)
+def _frame_class(base: Any) -> type:
+    """Returns the subclass of a DataFrame class."""
+    members: dict[str, Any] = {
+        name: _method(name, getattr(base, name), rule)
+        for name, rule in METHODS.items()
+        if callable(getattr(base, name, None))
+    }
+    members[_BASE] = base
+    members["__doc__"] = "A DataFrame that carries the state changes of an operator, and keeps them."
+    members["__module__"] = __name__
+    members["writeStream"] = property(_write_stream)
+    return type("OperatorFrame", (base,), members)
+
+
+def _method(name: str, of_spark: Any, rule: Rule) -> Callable[..., Any]:
+    if isinstance(rule, Refused):
+        return wraps(of_spark)(_refusing(_lost(f"{name}()", rule.why, rule.fix)))
+
+    def step(self: DataFrame, *args: Any, **kwargs: Any) -> Any:
+        plain = spark_frame(self)
+        if isinstance(rule, Adapted):
+            result = rule.function(self if rule.of_itself else plain, *args, **kwargs)
+        else:
+            result = getattr(plain, name)(*args, **kwargs)
+        if isinstance(rule, Inherited) or not isinstance(result, DataFrame):
+            return result
+        if CHANGELOG not in result.columns:
+            raise _lost(f"{name}()", f"drops the column {CHANGELOG!r}", "do not name this column.")
+        if isinstance(rule, Adapted) and rule.makes_rows:
+            check_generators(result, f"{name}()")
+        others = [each.__dict__.get(_TASKS, 0) for each in args if isinstance(each, DataFrame)]
+        return operator_frame(result, sum(others, self.__dict__.get(_TASKS, 0)))
+
+    return wraps(of_spark)(step)
+
+
+def _refusing(error: InvalidSchemaError) -> Callable[..., Any]:
+    """Returns a method that raises an error."""
+
+    def refuse(_self: object, *_args: object, **_kwargs: object) -> None:
+        raise InvalidSchemaError(error.message, error.fix)
+
+    return refuse
+
+
+@lru_cache(maxsize=8)
+def _grouping_class(base: Any) -> type:
+    """Returns the subclass of a GroupedData class, which only the operators of this package can use."""
+    members: dict[str, Any] = {
+        name: _refusing(_lost(f"groupBy().{name}()", _AGGREGATES.why, _AGGREGATES.fix))
+        for name in dir(base)
+        if not name.startswith("_") and callable(getattr(base, name))
+    }
+    members[_BASE] = base
+    return type("OperatorGrouping", (base,), members)
+
+
+def _lost(step: str, why: str, fix: str) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"{step} after a stateful operator {why}. The sink commits the state changes of the operator with "
+        "its result, and needs all of them.",
+        fix=fix,
+    )
+
+
+def _write_stream(self: DataFrame) -> Any:
+    """Returns Spark's DataStreamWriter, which checks the query's plan before it starts."""
+    frame = spark_frame(self)
+    writer = frame.writeStream
+    checked = _with_class(writer, _writer_class(_class_of(writer)))
+    checked.__dict__["_kafka_eos_frame"] = frame
+    return checked
+
+
+@lru_cache(maxsize=8)
+def _writer_class(base: Any) -> type:
+    def checked(name: str) -> Callable[..., Any]:
+        of_spark = getattr(base, name)
+
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            check_changelog(self._kafka_eos_frame)
+            return of_spark(self, *args, **kwargs)
+
+        return wraps(of_spark)(start)
+
+    members = {name: checked(name) for name in ("start", "toTable")}
+    return type("DataStreamWriter", (base,), members)

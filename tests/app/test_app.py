@@ -1,0 +1,120 @@
+"""What `App` computes without a session: options of each part, ids, checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_eos_source import App
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.options.parse import parse_read, parse_write
+from kafka_eos_source.state.options import parse_state
+
+BROKERS = "one:9092,two:9092"
+LOGIN = {
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.username": "me",
+    "kafka.sasl.password": "secret",
+}
+
+
+def app(**arguments: Any) -> App:
+    return App("revenue", BROKERS, **{"checkpoint": "/data/revenue", **arguments})
+
+
+def test_each_part_gets_the_options_that_it_takes() -> None:
+    query = app(
+        options={**LOGIN, "state.dir": "/data/state", "token.topic": "tokens", "failOnDataLoss": False}
+    )
+    common = {"kafka.bootstrap.servers": BROKERS, "application.id": "revenue", **LOGIN}
+    assert query.options() == {
+        "source": {**common, "failOnDataLoss": "false"},
+        "operator": {**common, "state.dir": "/data/state"},
+        "sink": {**common, "token.topic": "tokens", "checkpointLocation": "/data/revenue"},
+    }
+
+
+def test_each_part_accepts_its_options() -> None:
+    query = app(options={**LOGIN, "state.dir": "/data/state", "kafka.group.id": "mine"})
+    read = parse_read({**query.options("source"), "subscribe": "orders"}, streaming=True)
+    state = parse_state(query.options("operator"))
+    write = parse_write({**query.options("sink"), "topic": "revenue"}, streaming=True)
+    assert read.application_id == state.application_id == write.application_id == "revenue"
+    assert read.group_id == state.group_id == write.group_id == "mine"
+    assert write.checkpoint_location == "/data/revenue"
+
+
+def test_options_that_a_part_prints_hide_secrets() -> None:
+    shown = repr(app(options=LOGIN).options())
+    assert "secret" not in shown
+    assert "one:9092" in shown
+
+
+def test_brokers_may_be_a_list_and_the_checkpoint_a_path() -> None:
+    query = App("revenue", ["one:9092", "two:9092"], checkpoint=Path("/data/revenue"))
+    assert query.options("sink") == app().options("sink")
+
+
+def test_another_query_has_an_id_and_a_checkpoint_of_its_own() -> None:
+    first = app(options={"state.dir": "/data/state"})
+    audit = first.query("audit")
+    assert (audit.id, audit.checkpoint) == ("revenue-audit", "/data/revenue/queries/audit")
+    assert audit.options("operator") == {**first.options("operator"), "application.id": "revenue-audit"}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", "a/b", "x" * 101])
+def test_the_name_of_another_query_is_checked(name: str) -> None:
+    with pytest.raises(InvalidOptionError, match="query"):
+        app().query(name)
+
+
+def test_without_a_checkpoint_there_are_only_options() -> None:
+    query = App("revenue", BROKERS)
+    assert "checkpointLocation" not in query.options("sink")
+    assert query.query("audit").checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"options": {"state.dri": "/data"}}, r"unknown option 'state\.dri'.*'state\.dir'"),
+        ({"options": {"application.id": "other"}}, r"'application\.id'.*argument 'id'"),
+        ({"options": {"checkpointlocation": "/x"}}, r"'checkpointlocation'.*argument 'checkpoint'"),
+        (
+            {"options": {"endingOffsets": "latest"}},
+            r"'endingOffsets' cannot be used for a stream",
+        ),
+    ],
+)
+def test_options_that_no_part_takes_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        app(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("id", "brokers"), [("a b", BROKERS), ("", BROKERS), ("revenue", " "), ("revenue", [])]
+)
+def test_id_and_brokers_are_checked(id: str, brokers: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="App"):
+        App(id, brokers, checkpoint="/data/revenue")
+
+
+def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
+    with pytest.raises(InvalidOptionError, match=r"'application\.id', which the App sets"):
+        app().read("orders", options={"application.id": "other"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schema": "id INT", "registry": "http://registry"}, "schema= and registry= are both set"),
+        ({"topics": ["a", "b"], "registry": "http://registry"}, "registry= is set for 2 topics"),
+        ({"schema": "id WRONG"}, "WRONG"),
+    ],
+)
+def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(KafkaEosError, match=message):
+        app().read(**{"topics": "orders", **arguments})
