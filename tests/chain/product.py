@@ -105,7 +105,7 @@ def worker_globals() -> dict[str, Any]:
     return {
         "_sessions": type(micro_batch._sessions)(),
         "_opened": type(two_phase._opened)(),
-        "_checked": set(),
+        "_ready": set(),
         "_identities": set(),
     }
 
@@ -116,7 +116,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
     with (
         patch.object(micro_batch, "_sessions", kept["_sessions"]),
         patch.object(two_phase, "_opened", kept["_opened"]),
-        patch.object(two_phase, "_checked", kept["_checked"]),
+        patch.object(two_phase, "_ready", kept["_ready"]),
         patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
