@@ -101,11 +101,13 @@ def test_spark_submit(
         await_values(broker, topics[1], log)
 
 
-#: A program of a client that aggregates in Spark's words, and is refused a watermark.
+#: A program of a client that aggregates in Spark's words, and is refused a watermark; then with an App, which
+#: lets the server check the query.
 WORDS = """
 from pyspark.sql import SparkSession, functions as F
-from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source import App
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.state import aggregate
 
 spark = SparkSession.builder.remote("sc://127.0.0.1:15002").getOrCreate()
 kafka = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -125,7 +127,7 @@ else:
     raise SystemExit("a watermark was accepted")
 counted = aggregate(rows.groupBy("k"), words, options=own, shards=1)
 query = (
-    counted.selectExpr("k AS key", "to_json(struct(odd, n, twice)) AS value", CHANGELOG)
+    counted.selectExpr("k AS key", "to_json(struct(odd, n, twice)) AS value")
     .writeStream.format("kafka-eos").trigger(availableNow=True)
     .options(**kafka, **{"application.id": "words"}, topic="delays", checkpointLocation="/data/words")
     .start()
@@ -133,6 +135,18 @@ query = (
 query.awaitTermination()
 written = spark.read.format("kafka-eos").options(**kafka, subscribe="delays").load().orderBy("offset")
 print("These are the totals:" + written.selectExpr("CAST(value AS STRING) AS v").collect()[-1].v, flush=True)
+
+app = App("app", "127.0.0.1:9092", checkpoint="/data/app", options={"state.dir": "/data/state"}, spark=spark)
+numbers = app.read("flights").selectExpr("'all' AS k", "CAST(CAST(value AS STRING) AS INT) AS n")
+counts = app.aggregate(numbers.groupBy("k"), numbers=F.count("*"), shards=1)
+try:
+    app.write(counts, "delys", key="k")
+except KafkaEosError as error:
+    print("This is the mistake:" + str(error).splitlines()[0], flush=True)
+query = app.write(counts.where("numbers > 0"), "delays", key="k").trigger(availableNow=True).start()
+query.awaitTermination()
+written = spark.read.format("kafka-eos").options(**kafka, subscribe="delays").load().orderBy("offset")
+print("This is the App:" + written.selectExpr("CAST(value AS STRING) AS v").collect()[-1].v, flush=True)
 """
 
 
@@ -164,10 +178,19 @@ def test_spark_connect(
         words = tmp_path / "words.py"
         words.write_text(adapted(WORDS, broker, (topics[0], topic()), tmp_path).replace("15002", str(port)))
         with running([sys.executable, str(words)], tmp_path) as log:
-            done = "These are the totals:"
-            await_condition(lambda: done in log.read_text(errors="replace"), SECONDS, "the totals are there")
-        totals = log.read_text(errors="replace").partition(done)[2]
-        assert json.loads(totals.splitlines()[0]) == {"odd": 50, "n": 100, "twice": 2 * sum(range(100))}
+            done = "This is the App:"
+            await_condition(lambda: done in log.read_text(errors="replace"), SECONDS, "the App has ended")
+
+        def told(what: str) -> str:
+            return log.read_text(errors="replace").partition(what)[2].splitlines()[0]
+
+        assert json.loads(told("These are the totals:")) == {
+            "odd": 50,
+            "n": 100,
+            "twice": 2 * sum(range(100)),
+        }
+        assert json.loads(told(done)) == {"numbers": 100}
+        assert "topic 'delys' does not exist" in told("This is the mistake:")
 
 
 @pytest.mark.fault("T460", "the driver of a declarative pipeline is killed", "after Kafka committed a batch")
