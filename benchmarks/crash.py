@@ -86,7 +86,8 @@ def crash(folder: str, keys: int, number: int) -> None:
         offset = store.next_offset(_TP) or 0
         for batch in range(_BATCHES + 1):
             changed = _keys(random.integers(0, keys, _CHANGED)).to_pylist()
-            store.put_all([(key, b"%d" % number * _VALUE_BYTES) for key in changed])
+            for key in changed:
+                store.put(key, b"%d" % number * _VALUE_BYTES)
             if batch == _BATCHES:
                 store.persist_pending(_pending(number))
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -98,7 +98,7 @@ class _Shard:
         random = np.random.default_rng(number)
         keys = self._keys.take(pa.array(random.choice(len(self._keys), changed, replace=False)))
         value = b"%0*d" % (self._value_bytes, number)
-        rows = [(key, value) for key in keys.to_pylist()]
+        values = pa.array([value] * changed, pa.binary())
         began, cpu = time.perf_counter(), time.process_time()
         steps: dict[str, float] = {}
 
@@ -112,7 +112,7 @@ class _Shard:
         ended("promote")
         store.get_many(keys)
         ended("read")
-        store.put_all(rows)
+        store.put_many(keys, values)
         self._last = BatchRecord("query", number, f"attempt-{number}", time_ms=number)
         store.persist_pending(self._last)
         ended("write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -25,40 +26,39 @@ from integration.support.session import builder, end
 from kafka_eos_source.embedded import EmbeddedKafka, cluster
 
 _PROCESSES_END_SECONDS = 60.0
-#: The files that take longest, in this order.
-_SLOW_FILES = (
-    "test_sink_stream.py",
-    "test_continuity.py",
-    "test_brokers.py",
-    "test_read_stream.py",
-    "test_producer_epochs.py",
-    "test_security.py",
-    "test_schema_registry.py",
-    "test_sink_kills.py",
-    "test_embedded.py",
-    "test_token_topic.py",
-    "test_cluster.py",
-    "test_sinks.py",
-    "test_replay.py",
-    "test_start.py",
-    "test_state.py",
-    "test_state_operator.py",
-    "test_sink_batch.py",
-    "test_demo.py",
-    "test_pauses.py",
-    "test_state_restore.py",
-    "test_state_in_read.py",
-    "test_read_batch.py",
-    "test_in_read.py",
-    "test_read_jump.py",
-    "test_chained.py",
-    "test_due.py",
-    "test_metrics.py",
-    "test_quick_start.py",
-    "test_state_windows.py",
-    "test_state_reading.py",
-    "test_changed_queries.py",
+#: The tests that take longest, in this order.
+_SLOW_TESTS = (
+    "test_the_quick_start_works_when_pasted",
+    "test_staged_rows_are_written_once_although_driver_and_task_workers_are_killed",
+    "test_the_page_views_example_prints_revisions_and_complete_windows",
+    "test_records_are_written_once_although_the_driver_is_killed_before_kafkas_commit",
+    "test_the_demo_finds_every_event_exactly_once",
+    "test_alarms_of_a_real_query_fire_and_clear",
+    "test_commits_in_changing_processes_and_failed_tasks_are_exactly_once",
+    "test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_batches",
+    "test_t392_damaged_manifests_beside_sound_ones_do_not_stop_the_restore",
+    "test_a_paused_driver_is_fenced_after_another_took_over",
+    "test_t49_a_batch_is_in_every_system_once_although_the_driver_is_killed_at_every_step",
+    "test_a_store_is_read_as_a_dataframe_and_by_lookups",
+    "test_t174_a_changed_query_continues_exactly_although_it_is_killed_around_its_first_commits",
+    "test_rows_are_written_once_although_an_executor_is_killed_and_a_task_fails_while_staging",
+    "test_two_sources_jump_in_one_batch",
+    "test_t212_counts_stay_exact_although_processes_are_killed_between_shards",
+    "test_the_jvm_maps_the_archive_and_workers_are_forked_from_a_daemon_that_has_imported_kafka_eos",
+    "test_t120_dead_letters_commit_with_the_records_of_their_batch",
+    "test_t350_a_query_begins_only_in_a_group_without_members_and_offsets",
+    "test_lookups_while_the_query_runs_show_one_batch_each",
+    "test_a_staging_folder_that_executors_do_not_share_is_refused",
+    "test_stopping_a_query_while_it_commits_neither_loses_nor_duplicates_records",
+    "test_a_full_staging_disk_fails_the_batch_and_the_query_continues_when_there_is_space",
+    "test_a_query_with_retries_survives_a_broker_outage",
+    "test_revisions_reach_the_second_step_once_although_drivers_are_killed",
+    "test_a_projection_that_drops_state_changes_fails_the_batch_before_kafka",
+    "test_a_query_survives_a_restart_of_the_broker",
+    "test_a_session_starts_without_an_archive_that_is_damaged",
 )
+#: Fixtures of the session that start a cluster for few tests: one worker runs all of these.
+_CLUSTERS = ("secured_cluster", "other_cluster")
 
 
 # some seconds pass between the choice of a port and its use: workers that run at the same time share no ports
@@ -85,14 +85,35 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         print("\nprocesses were left, and killed:", *left, sep="\n  ", file=sys.stderr)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the slow files first, so that all workers end at about the same time.
+    """Runs the slow tests first, and says which tests one worker has to run.
 
-    With ``--no-loadscope-reorder``, xdist keeps this order; by itself it runs files with one test last.
+    With ``--dist loadgroup --no-loadscope-reorder``, xdist keeps this order, and gives each test to a worker
+    of its own, except for groups: the tests of a file with fixtures for the whole file, and those that need
+    the same cluster.
     """
-    place = {name: number for number, name in enumerate(_SLOW_FILES)}
-    # stable, so the tests of a file keep their order
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    slow = {name: number for number, name in enumerate(_SLOW_TESTS)}
+    places: dict[str, int] = {}
+    for item in items:
+        group = _group(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+            places[item.nodeid] = -1  # groups take longest
+        else:
+            places[item.nodeid] = slow.get(getattr(item, "originalname", item.name), len(slow))
+    items.sort(key=lambda item: places[item.nodeid])  # stable, so the tests of a file keep their order
+
+
+def _group(item: pytest.Item) -> str | None:
+    assert isinstance(item, pytest.Function)
+    for name in _CLUSTERS:
+        if name in item.fixturenames:
+            return name
+    defined = {each.scope for found in item._fixtureinfo.name2fixturedefs.values() for each in found}
+    if "module" in defined:
+        return item.path.stem
+    return f"{item.path.stem}_{item.cls.__name__}" if "class" in defined and item.cls is not None else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,7 +136,8 @@ class _FaultsTable:
         if report.when == "call" and report.passed:
             self._passed.add(report.nodeid)
         if report.when == "teardown" and report.nodeid in self._passed:
-            self._table.add(report.nodeid, report.user_properties)
+            nodeid = re.sub(r"@\w+$", "", report.nodeid)  # xdist appends the group
+            self._table.add(nodeid, report.user_properties)
 
     def pytest_sessionfinish(self) -> None:
         self._table.write(self._path)

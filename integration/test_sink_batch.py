@@ -196,7 +196,7 @@ def refused(write: Any, frame: DataFrame, topic: str | None, message: str, **opt
         ("partition", "IF(id = 7, 99, NULL)", "has the value 99"),
         ("partition", "IF(id = 7, -1, NULL)", "'partition' is negative"),
         ("headers", "array(struct(CAST(NULL AS STRING) AS key, CAST('x' AS BINARY) AS value))", "null key"),
-        ("value", "IF(id = 7, repeat('x', 2000000), 'y')", "MSG_SIZE_TOO_LARGE"),
+        ("value", "IF(id = 7, repeat('x', 2000000), 'y')", "MESSAGE_TOO_LARGE"),
     ],
 )
 def test_an_invalid_row_fails_the_write_and_nothing_is_visible(

@@ -47,5 +47,4 @@ def forget_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unknown_topic_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets tasks stage rows, as when no broker names the limits of the topic, but without waiting for one."""
-    monkeypatch.setattr(staging, "_ask", lambda kafka, topic: None)
-    monkeypatch.setattr(staging, "_known", {})
+    monkeypatch.setattr(staging, "sealing_plan", lambda kafka, topic: None)

@@ -57,16 +57,16 @@ _IDLE_SECONDS = 0.05
 _COLUMNS = ["key", "value"]
 
 
-_ask = staging._ask
+_sealing_plan = staging.sealing_plan
 
 
-def _ask_for_small(kafka: Mapping[str, str], topic: str) -> staging.SealingPlan | None:
+def _small_plan(kafka: Mapping[str, str], topic: str | None) -> staging.SealingPlan | None:
     """Makes tasks seal rows from 200 bytes on, so that small batches have sealed batches and rows."""
-    plan = _ask(kafka, topic)
+    plan = _sealing_plan(kafka, topic)
     return plan and replace(plan, least_bytes=200)
 
 
-staging._ask = _ask_for_small
+staging.sealing_plan = _small_plan
 
 
 class Checkpoint:

@@ -139,7 +139,7 @@ def test_t300_a_silent_broker_delays_the_lookup_of_a_topic_only_while_it_is_sile
     silence.start()
     client.check_partitions({topic: 1}, Deadline.after_seconds(60))
     silence.join()
-    with pytest.raises(UnavailableError, match="UNKNOWN_TOPIC_OR_PART"):
+    with pytest.raises(UnavailableError, match="UNKNOWN_TOPIC_OR_PARTITION"):
         client.check_partitions({"missing": -1}, Deadline.after_seconds(60))
     client.close()
 

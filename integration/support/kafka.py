@@ -31,7 +31,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError as KafkaPythonError
 
 from integration.support.processes import await_condition
-from kafka_eos_source.kafka.failure import is_transient
+from kafka_eos_source.kafka import error_codes, failure
 from kafka_eos_source.runtime.deadline import Deadline
 
 TIMEOUT_SECONDS = 60.0
@@ -179,7 +179,7 @@ class Admin:
             answered = future.result(TIMEOUT_SECONDS).topic_partitions
             refused = [KafkaException(each.error) for each in answered if each.error is not None]
             for error in refused:
-                if not is_transient(error):
+                if not _is_transient(error):
                     raise error
             return not refused
 
@@ -209,7 +209,7 @@ class Admin:
             try:
                 found = future.result(TIMEOUT_SECONDS).topic_partitions
             except KafkaException as error:  # a new broker loads the group's coordinator
-                if limit.expired or not is_transient(error):
+                if limit.expired or not _is_transient(error):
                     raise
                 continue
             is_stable = all(each.error is None for each in found) and (may_be_empty or found)
@@ -229,7 +229,7 @@ class Admin:
         def is_complete() -> bool:
             listed = self.client.list_consumer_groups().result(TIMEOUT_SECONDS)
             for error in listed.errors:
-                if not is_transient(error):
+                if not _is_transient(error):
                     raise error
             found[:] = [each.group_id for each in listed.valid]
             # of a coordinator that still loads, there is only an error, in a result that has succeeded
@@ -237,6 +237,16 @@ class Admin:
 
         await_condition(is_complete, TIMEOUT_SECONDS, "all groups are listed")
         return found
+
+
+def _is_transient(error: KafkaError | KafkaException) -> bool:
+    """Returns whether the same request may succeed a moment later."""
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    if error.code() < error_codes.ErrorCode.UNKNOWN_SERVER_ERROR:
+        passing = ("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_DESTROY_BROKER")
+        return error.name() in passing
+    return failure.is_transient(error_codes.KafkaError(error.code()))
 
 
 def produce(

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin_client import (
     NAMES_SECONDS,
@@ -22,6 +20,7 @@ from kafka_eos_source.kafka.admin_client import (
     TryLimit,
     request,
 )
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import (
     FIRST_SECONDS,
     MISSING_TOPIC_FIX,
@@ -30,7 +29,6 @@ from kafka_eos_source.kafka.failure import (
     classify,
     is_login,
     is_transient,
-    kafka_error,
     missing_topic,
 )
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -43,15 +41,15 @@ _RETENTION = "offsets.retention.minutes"
 
 T = TypeVar("T")
 
-_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
+_MISSING = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 #: A leader is being elected, or its high watermark is not up to date yet (KIP-207).
 _LEADER_NOT_READY = frozenset(
     {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
     }
 )
 
@@ -165,7 +163,7 @@ class SourceAdmin:
             found = self._describe(client, topics, _MISSING)
             if len(found) < len(set(topics)) and retries > 0:
                 retries -= 1
-                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return _topics_of(found)
 
         return self._ask(f"looking up the ids of the topics {', '.join(topics)}", ask)
@@ -193,8 +191,8 @@ class SourceAdmin:
         for name, each in client.topics(names, self._seconds).items():
             if isinstance(each, Topic):
                 found[name] = each
-            elif each.code() not in left_out:
-                raise MissingTopicError(name) if each.code() in _MISSING else KafkaException(each)
+            elif each.code not in left_out:
+                raise MissingTopicError(name) if each.code in _MISSING else each
         return found
 
     def earliest(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -293,7 +291,7 @@ class SourceAdmin:
             )
             if any(each.offset < 0 and times[tp] < 0 for tp, each in found.items()):
                 # while a leader is elected, brokers may answer with neither an offset nor an error
-                raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             return found
 
         topics = sorted({tp.topic for tp in times})
@@ -319,36 +317,35 @@ class SourceAdmin:
             self._client = client = self._client or AdminClient(self._config)
             return ask(client)
 
-        def permanent(failure: KafkaException) -> KafkaEosError | None:
-            error = kafka_error(failure)
-            is_missing = error.code() in _MISSING
+        def permanent(error: KafkaError) -> KafkaEosError | None:
+            is_missing = error.code in _MISSING
             if not (is_missing or is_login(error) or is_transient(error)):
                 return classify(error, doing, self._complaints.secrets)
             self._complaints.record(error)
             for_good = self._complaints.permanent_login_error(doing) or self._complaints.start_error(
-                doing, failure, soon
+                doing, error, soon
             )
             if for_good is not None:
                 return for_good
             failures[is_missing] += 1
             means_little = (
-                error.code() in _LEADER_NOT_READY or error.code() == KafkaError._TIMED_OUT or is_login(error)
+                error.code in _LEADER_NOT_READY or error.code == ErrorCode.NO_ANSWER or is_login(error)
             )
             is_over = failures[is_missing] > self._retries and (not means_little or patience.expired)
-            is_silent = error.code() == KafkaError._TIMED_OUT
+            is_silent = error.code == ErrorCode.NO_ANSWER
             gives_up = is_silent and self._first is not None and self._first.expired
             if is_over or gives_up:
                 return (
                     self._complaints.login_error(doing)
                     or (None if gives_up else self._complaints.explanation(doing, error))
-                    or self._unavailable(failure, doing, is_missing, failures.total())
+                    or self._unavailable(error, doing, is_missing, failures.total())
                 )
             if not is_missing:
                 self._client = None
             return None
 
         pauses = Pauses(None, self._retry_interval_seconds, sleep=self._closed.wait)
-        answer = retry(call, KafkaException, pauses, permanent=permanent)
+        answer = retry(call, KafkaError, pauses, permanent=permanent)
         self._complaints.answered()
         self._complaints.forget()
         self._first = None
@@ -358,14 +355,11 @@ class SourceAdmin:
         """Returns the time that all tries of a request take if no broker answers."""
         return Deadline.after_seconds((self._retries + 1) * (REQUEST_SECONDS + self._retry_interval_seconds))
 
-    def _unavailable(
-        self, failure: KafkaException, doing: str, is_missing: bool, tries: int
-    ) -> UnavailableError:
-        if isinstance(failure, MissingTopicError):
+    def _unavailable(self, error: KafkaError, doing: str, is_missing: bool, tries: int) -> UnavailableError:
+        if isinstance(error, MissingTopicError):
             client = self._client or AdminClient(self._config)
-            return missing_topic(doing, failure.topic, client.names_if_known(NAMES_SECONDS))
-        error = kafka_error(failure)
-        tried = f"{doing}: {self._complaints.secrets.hide(error.str())} ({error.name()}), tried {tries} times"
+            return missing_topic(doing, error.topic, client.names_if_known(NAMES_SECONDS))
+        tried = f"{doing}: {self._complaints.secrets.hide(error.text)} ({error.name}), tried {tries} times"
         if is_missing:
             return UnavailableError(f"{tried}.", fix=MISSING_TOPIC_FIX)
         servers = self._config.get("bootstrap.servers")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, libversion
 from kafka.protocol.admin import (
     CreateTopicsRequest,
     DeleteGroupsRequest,
@@ -27,13 +26,13 @@ from kafka.protocol.producer import InitProducerIdRequest
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, NoLeaderError, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import (
     START_SECONDS,
     Login,
     classify,
     is_login,
     is_transient,
-    kafka_error,
     unreachable,
 )
 from kafka_eos_source.kafka.messages import topic_id_text
@@ -69,11 +68,6 @@ _OPERATIONS: tuple[str, ...] = (
     *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "CREATE_TOKENS", "DESCRIBE_TOKENS"),
     "TWO_PHASE_COMMIT",
 )
-
-
-def librdkafka_version() -> str:
-    """Returns the version of the loaded librdkafka, such as ``2.13.0``."""
-    return str(libversion()[0])
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ class AdminClient:
     then, or another one is.
 
     All methods raise:
-        KafkaException: with the broker's error, with _TIMED_OUT if none answered, or with the reason why
+        KafkaError: with the broker's error, with NO_ANSWER if none answered, or with the reason why
             brokers refuse a login that worked before.
         KafkaEosError: if they refuse a login that has never worked, or do not support a request.
 
@@ -201,7 +195,7 @@ class AdminClient:
         """Returns what `names` does, for a message; nothing if no broker answers in time. Raises nothing."""
         try:
             return self.names(seconds)
-        except (KafkaException, KafkaEosError):
+        except (KafkaError, KafkaEosError):
             return []
 
     def topics(
@@ -227,15 +221,15 @@ class AdminClient:
             try:
                 _check(found.get(name))
                 described[name] = _topic(found[name])
-            except KafkaException as error:
-                described[name] = kafka_error(error)
+            except KafkaError as error:
+                described[name] = error
         return str(answer.cluster_id or ""), described
 
     def topic(self, name: str, seconds: float) -> Topic:
         """Describes a topic."""
         found = self.topics([name], seconds)[name]
         if isinstance(found, KafkaError):
-            raise KafkaException(found)
+            raise found
         return found
 
     def create_topic(
@@ -351,7 +345,7 @@ class AdminClient:
             group_ids=[group_id], include_authorized_operations=operations, version=version
         )
         (found,) = self._asked_coordinator(connection, request, group_id, deadline).groups
-        absent = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.UNSUPPORTED_VERSION)
+        absent = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
         return None if found.error_code in absent else found
 
     def _asked_coordinator(
@@ -364,7 +358,7 @@ class AdminClient:
             raise
 
     def _check_coordinator(self, found: Any, group_id: str) -> None:
-        if found.error_code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
+        if found.error_code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._cluster.forget_coordinator(GROUP, group_id)
         _check(found)
 
@@ -459,7 +453,7 @@ class AdminClient:
                 return ask(deadline)
             except NoLeaderError as error:
                 if error.code:
-                    raise KafkaException(KafkaError(error.code)) from error
+                    raise KafkaError(error.code) from error
                 raise
 
         return self._call(ask_leaders, seconds)
@@ -473,7 +467,9 @@ class AdminClient:
                 return retry(lambda: ask(deadline), TemporaryError, pauses)
             except TemporaryError as error:
                 refused = self._cluster.login_error
-                raise KafkaException(refused or KafkaError(KafkaError._TIMED_OUT, str(error))) from error
+                if refused is not None:
+                    raise KafkaError(refused.code, refused.text) from error
+                raise KafkaError(ErrorCode.NO_ANSWER, str(error)) from error
 
 
 def initial_error(
@@ -495,9 +491,9 @@ def initial_error(
     def ask() -> int:
         try:
             connection = cluster.coordinator(TRANSACTION, transactional_id, deadline)
-        except KafkaException as error:
-            code = int(error.args[0].code())
-            if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        except KafkaError as error:
+            code = error.code
+            if code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                 return code
             raise
         request = InitProducerIdRequest(
@@ -508,10 +504,10 @@ def initial_error(
             version=connection.version(InitProducerIdRequest, _INIT_PRODUCER),
         )
         code = int(cluster.ask(connection, request, deadline).error_code)
-        if code in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE):
+        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             cluster.forget_coordinator(TRANSACTION, transactional_id)
         if code and is_transient(KafkaError(code)):
-            raise KafkaException(KafkaError(code))
+            raise KafkaError(code)
         return code
 
     try:
@@ -529,12 +525,10 @@ def _ms_left(deadline: Deadline) -> int:
 def _check(answer: Any) -> None:
     """Raises the error that an answer contains."""
     if answer is None:
-        raise KafkaException(KafkaError(KafkaError._TRANSPORT, "the answer does not mention it"))
+        raise KafkaError(ErrorCode.CONNECTION_FAILED, "the answer does not mention it")
     if answer.error_code:
         message = getattr(answer, "error_message", None)
-        raise KafkaException(
-            KafkaError(answer.error_code, message) if message else KafkaError(answer.error_code)
-        )
+        raise KafkaError(answer.error_code, message or "")
 
 
 def _topic(found: Any) -> Topic:
@@ -605,7 +599,7 @@ _ConsumerGroupResponse = _message("Response", _fields("ThrottleTimeMs:int32 Grou
 # -- requests that are repeated ------------------------------------------------------------------
 
 #: Errors that say that no broker has answered.
-_SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})
+_SILENT = frozenset({ErrorCode.NO_ANSWER, ErrorCode.CONNECTION_FAILED})
 #: Bootstrap servers of clusters that have answered a request of this process.
 _answered: set[str] = set()
 
@@ -630,13 +624,12 @@ class Complaints:
         self._login = Login(config)
         self._refused: KafkaError | None = None
 
-    def record(self, failure: KafkaError | KafkaException) -> None:
+    def record(self, error: KafkaError) -> None:
         """Records a failure."""
-        error = kafka_error(failure)
-        self.last = self.secrets.hide(error.str())
+        self.last = self.secrets.hide(error.text)
         if is_login(error):
             # without secrets, because the error that quotes it has this one as its cause
-            self._refused = KafkaError(error.code(), self.last)
+            self._refused = KafkaError(error.code, self.last)
 
     def answered(self) -> None:
         """Records that a broker answered a request, so the credentials work."""
@@ -666,9 +659,7 @@ class Complaints:
         """
         return None if self._login.has_worked else self.login_error(doing)
 
-    def explanation(
-        self, doing: str, failure: KafkaError | KafkaException, seconds: float = 0.0
-    ) -> KafkaEosError | None:
+    def explanation(self, doing: str, failure: KafkaError, seconds: float = 0.0) -> KafkaEosError | None:
         """Returns the error that says why no broker has answered.
 
         Args:
@@ -679,7 +670,7 @@ class Complaints:
         Returns:
             None if brokers have answered, or may answer later; `last` then names what is wrong with some.
         """
-        if kafka_error(failure).code() not in _SILENT:
+        if failure.code not in _SILENT:
             return None
         try:
             self.last = check_reachable(self._config, seconds, every=True) or self.last
@@ -689,7 +680,7 @@ class Complaints:
             return error
         return None
 
-    def start_error(self, doing: str, failure: KafkaException, deadline: Deadline) -> KafkaEosError | None:
+    def start_error(self, doing: str, failure: KafkaError, deadline: Deadline) -> KafkaEosError | None:
         """Returns `explanation`, once, if the cluster has answered no request of this process; else None.
 
         A query that starts fails soon, so that a person sees the cause. One that runs waits for its brokers.
@@ -699,7 +690,7 @@ class Complaints:
             failure: of the request.
             deadline: until which brokers may refuse connections.
         """
-        if self._explained or self.has_answered or kafka_error(failure).code() not in _SILENT:
+        if self._explained or self.has_answered or failure.code not in _SILENT:
             return None
         self._explained = True
         return self.explanation(doing, failure, deadline.remaining_seconds())
@@ -753,21 +744,21 @@ def request(
     """
     soon = Deadline.after_seconds(deadline.remaining_seconds(START_SECONDS))
 
-    def permanent(failure: KafkaException) -> KafkaEosError | None:
+    def permanent(failure: KafkaError) -> KafkaEosError | None:
         if not (is_login(failure) or is_transient(failure)):
             return classify(failure, doing, complaints.secrets)
         complaints.record(failure)
         refused = complaints.permanent_login_error(doing)
         return refused or (complaints.start_error(doing, failure, soon) if starts else None)
 
-    def timed_out(failure: KafkaException) -> KafkaEosError:
+    def timed_out(failure: KafkaError) -> KafkaEosError:
         explained = complaints.login_error(doing) or complaints.explanation(doing, failure)
         if explained is not None:
             return explained
         return unreachable(bootstrap_servers, deadline.budget_seconds * 1000, f"{doing}: {complaints.last}")
 
-    def report(failure: KafkaException, seconds: float) -> None:
-        text = complaints.secrets.hide(kafka_error(failure).str())
+    def report(failure: KafkaError, seconds: float) -> None:
+        text = complaints.secrets.hide(failure.text)
         _log.debug("%s: %s; retrying in %.2f s", doing, text, seconds)
 
     limit = TryLimit()
@@ -779,7 +770,7 @@ def request(
 
     answer = retry(
         send_once,
-        KafkaException,
+        KafkaError,
         Pauses(deadline, pause_seconds),
         permanent=permanent,
         timed_out=timed_out,

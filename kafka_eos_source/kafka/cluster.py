@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -19,12 +18,12 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from kafka_eos_source.errors import AuthorizationError, KafkaEosError, OperatorError
 from kafka_eos_source.kafka.access import Access, NoConnectionError
 from kafka_eos_source.kafka.connection import SILENT_SECONDS, Connection, Decode, Network
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import (
     Login,
     LoginRefusedError,
     classify,
     is_transient,
-    kafka_error,
     unreachable,
 )
 from kafka_eos_source.kafka.messages import EARLIEST, LATEST, epoch_ends_request, offsets_request
@@ -39,8 +38,9 @@ GROUP, TRANSACTION = 0, 1
 _METADATA, _COORDINATOR, _LIST_OFFSETS, _EPOCH_ENDS, _CONFIGS = 12, 4, 7, 4, 4
 #: Type of a topic among the resources of DescribeConfigs.
 _TOPIC = 2
-#: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH.
-_NOT_THE_LEADER = frozenset({6, 74, 75})
+_NOT_THE_LEADER = frozenset(
+    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
+)
 #: How long an attempt to connect may take at least: TCP, TLS and the login need several round trips.
 _LEAST_CONNECT_SECONDS = 3.0
 #: How many times longer than the last answer the next one may take.
@@ -180,7 +180,7 @@ class Cluster:
         call: Callable[[], T],
         explained: Callable[[KafkaError, str], KafkaEosError] = classify,
     ) -> T:
-        """Calls ``call`` again while it raises `TemporaryError` or a temporary `KafkaException`.
+        """Calls ``call`` again while it raises `TemporaryError` or a temporary `KafkaError`.
 
         Args:
             doing: what is attempted, for messages.
@@ -193,20 +193,19 @@ class Cluster:
         """
 
         def permanent(failure: Exception) -> KafkaEosError | None:
-            if not isinstance(failure, KafkaException):
+            if not isinstance(failure, KafkaError):
                 self.complain(failure)
                 return None
-            error = kafka_error(failure)
-            if not is_transient(error):
-                return explained(error, doing)
-            self.complain(error.str())
+            if not is_transient(failure):
+                return explained(failure, doing)
+            self.complain(failure.text)
             return None
 
         def timed_out(_: Exception) -> KafkaEosError:
             return self.out_of_time(deadline, f"{doing}: {self.complaint}")
 
         pauses = Pauses(deadline, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        return retry(call, (TemporaryError, KafkaException), pauses, permanent=permanent, timed_out=timed_out)
+        return retry(call, (TemporaryError, KafkaError), pauses, permanent=permanent, timed_out=timed_out)
 
     def out_of_time(self, deadline: Deadline, last: str) -> KafkaEosError:
         """Returns the error for a deadline that has passed.
@@ -354,13 +353,13 @@ class Cluster:
         """Returns the number of partitions of a topic.
 
         Raises:
-            KafkaException: with the error of the topic.
+            KafkaError: with the error of the topic.
             TemporaryError: if no broker answers.
         """
         answer = self.metadata([topic], deadline)
         found = next((each for each in answer.topics or () if each.name == topic), None)
         if found is not None and found.error_code:
-            raise KafkaException(KafkaError(found.error_code))
+            raise KafkaError(found.error_code)
         if found is None or not found.partitions:
             raise TemporaryError(f"the answer does not mention the partitions of topic {topic!r}")
         return len(found.partitions)
@@ -386,7 +385,7 @@ class Cluster:
             )
             for found in self.ask(connection, request, deadline).results or ():
                 if found.error_code:
-                    raise KafkaException(KafkaError(found.error_code))
+                    raise KafkaError(found.error_code)
                 for each in found.configs or ():
                     if each.name == name:
                         return str(each.value)
@@ -411,7 +410,7 @@ class Cluster:
             committed: the end is the last stable offset, instead of the high watermark.
 
         Raises:
-            KafkaException: if a leader refuses.
+            KafkaError: if a leader refuses.
             TemporaryError: if a partition has no leader, or the leader does not answer.
         """
         times = dict.fromkeys(partitions, EARLIEST if earliest else LATEST)
@@ -459,7 +458,7 @@ class Cluster:
             whether there was such an epoch, or such a request.
 
         Raises:
-            KafkaException: if a leader refuses.
+            KafkaError: if a leader refuses.
             TemporaryError: if a partition has no leader, or the leader does not answer.
         """
         found: dict[TopicPartition, int] = {}
@@ -496,7 +495,7 @@ class Cluster:
         """Returns the connection to the coordinator of a group or transactional id.
 
         Raises:
-            KafkaException: if there is no coordinator, or the principal may not ask for it.
+            KafkaError: if there is no coordinator, or the principal may not ask for it.
             TemporaryError: if no broker answers.
         """
         node = self._coordinators.get((kind, key))
@@ -512,7 +511,7 @@ class Cluster:
             if found is None:
                 raise TemporaryError(f"the answer of {connection.address} does not mention {key!r}")
             if found.error_code:
-                raise KafkaException(KafkaError(found.error_code))
+                raise KafkaError(found.error_code)
             node = found.node_id
             self._brokers[node] = (found.host, found.port)
             self._coordinators[kind, key] = node
@@ -593,7 +592,7 @@ class Cluster:
             said = self._secrets.hide(str(refusal))
             self.complain(said)
             is_tls = isinstance(refusal, ssl.SSLError)
-            code = KafkaError._SSL if is_tls else KafkaError.SASL_AUTHENTICATION_FAILED
+            code = ErrorCode.TLS_HANDSHAKE_FAILED if is_tls else ErrorCode.SASL_AUTHENTICATION_FAILED
             error = KafkaError(code, f"handshake: {said}" if is_tls else said)
             self._refusal = self._login.error(error, f"connecting to {_named(address, node)}")
             if not self._login.has_worked:
@@ -611,7 +610,7 @@ class Cluster:
         if answer.error_code in _NOT_THE_LEADER:
             self.ask_another()
         if answer.error_code:
-            raise KafkaException(KafkaError(answer.error_code))
+            raise KafkaError(answer.error_code)
 
     def _patience(self, took_seconds: float) -> float:
         """Returns how long an answer may take, after the last one took so long."""
@@ -669,7 +668,7 @@ def _error_of(tp: TopicPartition, topics: Iterable[Any]) -> int:
     if topic is None or topic.error_code:
         return 0 if topic is None else int(topic.error_code)
     is_known = any(each.partition_index == tp.partition for each in topic.partitions or ())
-    return 0 if is_known else int(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    return 0 if is_known else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def _complete(found: dict[TopicPartition, T], wanted: Collection[TopicPartition]) -> dict[TopicPartition, T]:

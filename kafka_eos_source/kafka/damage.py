@@ -15,10 +15,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.fetched_batches import (
     MAGIC,
     DamagedBatchError,
@@ -57,9 +57,9 @@ _HEADER = struct.Struct(">qi")
 _NO_END = 2**63 - 1
 
 #: How brokers refuse a Fetch because a batch in their log has an impossible length or format.
-CORRUPT = frozenset({KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD})
+CORRUPT = frozenset({ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD})
 #: Brokers also do so for other reasons.
-_UNKNOWN = KafkaError.UNKNOWN
+_UNKNOWN = ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Examination:
             raise TemporaryError(f"broker {connection.address} refused the request")
         fetched = answer.partitions[0]
         if fetched.error_code and fetched.error_code not in CORRUPT | {_UNKNOWN}:
-            raise TemporaryError(f"broker {connection.address}: {KafkaError(fetched.error_code).str()}")
+            raise TemporaryError(f"broker {connection.address}: {KafkaError(fetched.error_code).text}")
         if fetched.replica >= 0:
             raise TemporaryError(f"broker {connection.address}: it refers to broker {fetched.replica}")
         return _Answered(position, fetched, self._damage(position, fetched, needed, wanted))
@@ -326,7 +326,7 @@ class Examination:
         tp, end = fetched.tp, self._end(fetched)
         text = ""
         if fetched.error_code:
-            text = f"the broker refuses to read it ({KafkaError(fetched.error_code).str()})"
+            text = f"the broker refuses to read it ({KafkaError(fetched.error_code).text})"
         elif not len(fetched.records) and position < end:
             text = f"the broker does not find it, although the log ends before offset {end}"
         if text or not len(fetched.records):

@@ -13,8 +13,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import (
     AuthorizationError,
     FencedError,
@@ -25,6 +23,7 @@ from kafka_eos_source.errors import (
     RetriableError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.secrets import NO_SECRETS, Secrets
 
@@ -43,22 +42,18 @@ FENCED_FIX = (
 )
 
 _FENCED = frozenset(
-    {
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.FENCED_INSTANCE_ID,
-    }
+    {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.FENCED_INSTANCE_ID}
 )
 
 _ACLS = "`kafka-eos acls` prints all rights that a query needs."
 #: Error code → the ACL that is missing.
-_AUTHORIZATION = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the topic (for a source: Read; for a sink: Write and Describe, "
+_AUTHORIZATION: dict[int, str] = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the topic (for a source: Read; for a sink: Write and Describe, "
     "and Read of every topic whose offsets it commits, including the output topic itself; for state and "
     "token.topic also DescribeConfigs)",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster (to write: IdempotentWrite; to "
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the consumer group (Read; for an operator: Describe)",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id (Write and Describe)",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "the cluster (to write: IdempotentWrite; to "
     "look up settings of brokers: DescribeConfigs)",
 }
 
@@ -82,108 +77,97 @@ ADVERTISED_FIX = (
 #: SASL mechanism → its options, where they are not user and password.
 _SASL_OPTIONS = {"OAUTHBEARER": "kafka.sasl.oauthbearer.*", "GSSAPI": "kafka.sasl.kerberos.*"}
 
-#: A refused login. Clients report it through the error callback, while the blocked call just waits. Java's
-#: clients do not retry it either (SaslAuthenticationException and SslAuthenticationException, KIP-152).
-_LOGIN = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
+#: A refused login. Java's clients do not retry it either (SaslAuthenticationException and
+#: SslAuthenticationException, KIP-152).
+_LOGIN = frozenset(
+    {
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.TLS_HANDSHAKE_FAILED,
+    }
+)
 
 _TOO_LARGE_FIX = (
     "raise the topic's max.message.bytes and the option kafka.message.max.bytes, or filter out the record "
     "before it reaches the sink."
 )
 #: Error code of a record that the topic does not accept → what to do.
-_RECORD_FIXES = {
-    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE_FIX,
-    KafkaError.INVALID_MSG_SIZE: _TOO_LARGE_FIX,
-    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE_FIX,
-    KafkaError.INVALID_RECORD: "if the topic is compacted (cleanup.policy), give each record a key; "
+_RECORD_FIXES: dict[int, str] = {
+    ErrorCode.MESSAGE_TOO_LARGE: _TOO_LARGE_FIX,
+    ErrorCode.INVALID_FETCH_SIZE: _TOO_LARGE_FIX,
+    ErrorCode.RECORD_LIST_TOO_LARGE: _TOO_LARGE_FIX,
+    ErrorCode.INVALID_RECORD: "if the topic is compacted (cleanup.policy), give each record a key; "
     "otherwise the broker's log says what it does not accept. Or filter out the record before it reaches "
     "the sink.",
-    KafkaError.INVALID_TIMESTAMP: "the time of the record is too far from the broker's clock: correct the "
+    ErrorCode.INVALID_TIMESTAMP: "the time of the record is too far from the broker's clock: correct the "
     "column timestamp, or remove the option includeTimestamp; or raise the topic's "
     "message.timestamp.before.max.ms and message.timestamp.after.max.ms, or set its "
     "message.timestamp.type=LogAppendTime.",
 }
 
 #: Error code that no retry mends → what to do.
-_OPERATOR_FIXES = {
-    KafkaError.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as the cluster has brokers: "
+_OPERATOR_FIXES: dict[int, str] = {
+    ErrorCode.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as the cluster has brokers: "
     "1 in a cluster of one broker.",
-    KafkaError.POLICY_VIOLATION: "create the topic by hand as the cluster's create.topic.policy.class.name "
+    ErrorCode.POLICY_VIOLATION: "create the topic by hand as the cluster's create.topic.policy.class.name "
     "demands it, or ask who runs the cluster.",
-    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: "set kafka.compression.type to a codec that the brokers know.",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "set kafka.compression.type to a codec that the brokers know.",
 }
 
 _GONE = frozenset(
     {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_EXCEPTION,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
     }
 )
 
 MISSING_TOPIC_FIX = "create the topic, or correct its name."
 
-#: Temporary errors of a request that can simply be repeated, whatever flag librdkafka sets.
+#: Temporary errors of a request that can simply be repeated.
 _TRANSIENT = frozenset(
     {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._DESTROY_BROKER,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
-        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,  # of a partition's leader, not of a producer
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.LISTENER_NOT_FOUND,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-        KafkaError.THROTTLING_QUOTA_EXCEEDED,  # of topics created and deleted (KIP-599); nothing was done
+        ErrorCode.NO_ANSWER,
+        ErrorCode.CONNECTION_FAILED,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,  # of a partition's leader, not of a producer
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,  # of topics created and deleted (KIP-599); nothing was done
     }
 )
 
 
-def kafka_error(failure: KafkaError | KafkaException) -> KafkaError:
-    """Returns the `KafkaError` inside an exception of the client, or the error itself."""
-    return failure.args[0] if isinstance(failure, KafkaException) else failure
-
-
-def is_transient(failure: KafkaError | KafkaException) -> bool:
+def is_transient(error: KafkaError) -> bool:
     """Returns whether the same request may succeed a moment later."""
-    error = kafka_error(failure)
-    return error.code() in _TRANSIENT or bool(error.retriable())
+    return error.code in _TRANSIENT
 
 
-def is_login(failure: KafkaError | KafkaException) -> bool:
-    """Returns whether a login failed: wrong credentials, certificate or certificate authority.
-
-    Of TLS errors, only those of the handshake count. librdkafka also reports temporary TLS errors, such as
-    "ssl3 ext invalid servername" while the address of a coordinator is unknown.
-    """
-    error = kafka_error(failure)
-    return error.code() in _LOGIN and (error.code() != KafkaError._SSL or "handshake" in error.str())
+def is_login(error: KafkaError) -> bool:
+    """Returns whether a login failed: wrong credentials, certificate or certificate authority."""
+    return error.code in _LOGIN
 
 
-class MissingTopicError(KafkaException):
+class MissingTopicError(KafkaError):
     """A broker does not know a topic."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"topic {topic!r} does not exist"))
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} does not exist")
         self.topic = topic
 
 
@@ -199,38 +183,32 @@ def missing_topic(doing: str, topic: str, known: Iterable[str]) -> UnavailableEr
     near = difflib.get_close_matches(topic, visible, n=2, cutoff=0.6)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return UnavailableError(
-        f"{doing}: topic {topic!r} does not exist (UNKNOWN_TOPIC_OR_PART).{hint}", fix=MISSING_TOPIC_FIX
+        f"{doing}: topic {topic!r} does not exist (UNKNOWN_TOPIC_OR_PARTITION).{hint}", fix=MISSING_TOPIC_FIX
     )
 
 
 def record_too_large(size_bytes: int, topic: str) -> KafkaEosError:
     """Returns the error for a record that is larger than the client or its topic accepts."""
     doing = f"writing a record of {size_bytes:,} bytes to topic {topic!r}"
-    return classify(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), doing)
+    return classify(KafkaError(ErrorCode.MESSAGE_TOO_LARGE), doing)
 
 
-def classify(
-    failure: KafkaError | KafkaException, doing: str, secrets: Secrets = NO_SECRETS
-) -> KafkaEosError:
+def classify(error: KafkaError, doing: str, secrets: Secrets = NO_SECRETS) -> KafkaEosError:
     """Returns the error of this package to raise for an error of Kafka's.
 
     Args:
-        failure: the client's error.
+        error: the client's error.
         doing: what was attempted, with the name of the topic, group or transactional id, as in "writing to
             topic 't'".
         secrets: of the client, whose library words the error.
     """
-    error = kafka_error(failure)
-    code = error.code()
-    text = f"{doing}: {secrets.hide(error.str())} ({error.name()})"
+    code = error.code
+    text = f"{doing}: {secrets.hide(error.text)} ({error.name})"
     if code in _FENCED:
-        return FencedError(
-            text,
-            fix=FENCED_FIX,
-        )
+        return FencedError(text, fix=FENCED_FIX)
     if code in _AUTHORIZATION:
         return AuthorizationError(text, fix=f"grant the principal access to {_AUTHORIZATION[code]}. {_ACLS}")
-    if code == KafkaError._SSL:
+    if code == ErrorCode.TLS_HANDSHAKE_FAILED:
         return AuthorizationError(text, fix=_TLS_FIX)
     if code in _LOGIN:
         return AuthorizationError(text, fix="correct the credentials: kafka.sasl.*, kafka.ssl.*.")
@@ -238,21 +216,15 @@ def classify(
         return InvalidRecordError(text, fix=_RECORD_FIXES[code])
     if code in _GONE:
         return UnavailableError(text, fix=MISSING_TOPIC_FIX)
-    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+    if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
         return InvalidOptionError(
             text, fix="set kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms."
         )
-    if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+    if code == ErrorCode.OFFSET_METADATA_TOO_LARGE:
         return InvalidOptionError(
             text,
             fix="raise offset.metadata.max.bytes of the brokers; or shorten application.id, which is part of "
             "the offset metadata (a query that has committed batches then needs a new checkpoint).",
-        )
-    if code == KafkaError._MSG_TIMED_OUT:
-        return UnavailableError(
-            text,
-            fix="check that every partition has a leader; records wait for a leader for "
-            "kafka.message.timeout.ms.",
         )
     if is_transient(error):
         return RetriableError(text)
@@ -284,18 +256,22 @@ def refused_login(
     of_mechanism = "" if mechanism is None else f", kafka.sasl.mechanism={mechanism}"
     message = (
         f"{doing}: the login at kafka.bootstrap.servers={bootstrap_servers!r} failed "
-        f"(kafka.security.protocol={protocol}{of_mechanism}): {secrets.hide(refusal.str())} "
-        f"({refusal.name()})"
+        f"(kafka.security.protocol={protocol}{of_mechanism}): {secrets.hide(refusal.text)} "
+        f"({refusal.name})"
     )
     fix = _TLS_FIX
-    if refusal.code() != KafkaError._SSL:
+    if refusal.code != ErrorCode.TLS_HANDSHAKE_FAILED:
         prefix = next(
             (each for name, each in _SASL_OPTIONS.items() if (mechanism or "").startswith(name)), None
         )
         options = prefix or "kafka.sasl.username and kafka.sasl.password"
         fix = f"correct the credentials: {options}; or kafka.sasl.mechanism, if the brokers expect another."
     if worked_before:
-        what = "the brokers' certificates" if refusal.code() == KafkaError._SSL else "the credentials"
+        what = (
+            "the brokers' certificates"
+            if refusal.code == ErrorCode.TLS_HANDSHAKE_FAILED
+            else "the credentials"
+        )
         fix = (
             f"the same login worked before. If {what} were changed, restart the query with options and files "
             f"that match. Otherwise {fix}"

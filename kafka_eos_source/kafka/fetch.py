@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from confluent_kafka import KafkaError
 from kafka.protocol.consumer import FetchRequest
 
 from kafka_eos_source.errors import InvalidRecordError, RetriableError, UnavailableError
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
 from kafka_eos_source.kafka.damage import CORRUPT, Damage, Examination
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.fetched_batches import Arrived, DamagedBatchError, FetchedBatches
 from kafka_eos_source.kafka.kernel import KernelMessages, kernel, wants
@@ -65,13 +65,18 @@ _PATIENT_MS = 2000
 _REPLICA_MS, _LEADER_SECONDS = "300000", 30.0
 
 _NO_END = 2**63 - 1
-#: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
-_SESSION_ERRORS = frozenset({70, 71, 106})
-_OUT_OF_RANGE = KafkaError.OFFSET_OUT_OF_RANGE
-_UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+_SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+_OUT_OF_RANGE = ErrorCode.OFFSET_OUT_OF_RANGE
+_UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 #: Besides temporary errors. Brokers answer UNKNOWN when remote storage fails for a moment; Java's consumer
 #: asks again, too.
-_LOOKS_AGAIN = frozenset({_UNKNOWN, KafkaError.UNKNOWN})
+_LOOKS_AGAIN = frozenset({_UNKNOWN, ErrorCode.UNKNOWN_SERVER_ERROR})
 
 
 @dataclass(slots=True)
@@ -409,7 +414,7 @@ class RangeConsumer:
             for each in valid.values():
                 self._return_to_leader(each)
         elif answer.error_code in _SESSION_ERRORS:  # a defect of the broker: the request has no session
-            self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).str()}")
+            self._look_again(valid, f"broker {connection.address}: {KafkaError(answer.error_code).text}")
         elif answer.error_code:
             for tp, each in valid.items():
                 self._on_refusal(tp, answer.error_code, each)
@@ -567,18 +572,18 @@ class RangeConsumer:
     def _on_refusal(self, tp: TopicPartition, code: int, partition: Partition) -> None:
         error = KafkaError(code)
         if self._return_to_leader(partition):
-            self._look_again([tp], f"{tp}: a replica of its leader answers: {error.str()}")
+            self._look_again([tp], f"{tp}: a replica of its leader answers: {error.text}")
         elif code == _OUT_OF_RANGE and self._arrived.has(tp):
-            self._pause(tp, f"{tp}: {error.str()}")  # the caller must first get what arrived before
+            self._pause(tp, f"{tp}: {error.text}")  # the caller must first get what arrived before
         elif code == _OUT_OF_RANGE:
             partition.is_waiting = True  # until the caller moves it
             self._events.out_of_range.append(tp)
         elif code in CORRUPT:
-            self._suspect(_not_found(tp, partition, error.str()))
+            self._suspect(_not_found(tp, partition, error.text))
         elif code in _LOOKS_AGAIN or is_transient(error):
-            self._look_again([tp], f"{tp}: {error.str()}")
-            if code == KafkaError.UNKNOWN:
-                self._on_stall(tp, partition, error.str())
+            self._look_again([tp], f"{tp}: {error.text}")
+            if code == ErrorCode.UNKNOWN_SERVER_ERROR:
+                self._on_stall(tp, partition, error.text)
         else:
             self._failure = classify(error, f"reading {tp}")
 
@@ -669,7 +674,7 @@ class RangeConsumer:
             if self.cluster.leaders.of(tp) is None:
                 self._look_again([tp], f"{tp} has no leader")
             return
-        self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).str()}")
+        self._look_again([tp], f"{tp}: {KafkaError(code or _UNKNOWN).text}")
         if code not in (0, _UNKNOWN):
             return
         now = time.monotonic()

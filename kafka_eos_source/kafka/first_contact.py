@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.admin_client import (
     NAMES_SECONDS,
@@ -21,6 +19,7 @@ from kafka_eos_source.kafka.admin_client import (
     Complaints,
     Topic,
 )
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import classify, is_login, is_transient, missing_topic
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
@@ -75,7 +74,7 @@ def contact(
                 cluster_id, found = client.described(
                     list(topics), SOON_SECONDS if complaints.has_answered else _SECONDS, operations=True
                 )
-            except KafkaException as failure:
+            except KafkaError as failure:
                 return _silent(failure, complaints, next(iter(topics.values()), "looking up the brokers"))
             complaints.answered()
             missing = [name for name in topics if _is_unknown(found[name])]
@@ -98,17 +97,17 @@ def matching(config: Mapping[str, Any], seconds: float = SOON_SECONDS) -> Collec
     client = AdminClient(config)
     try:
         return client.names(seconds)
-    except (KafkaException, KafkaEosError):
+    except (KafkaError, KafkaEosError):
         return None
     finally:
         client.close()
 
 
 def _is_unknown(answer: Topic | KafkaError) -> bool:
-    return isinstance(answer, KafkaError) and answer.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    return isinstance(answer, KafkaError) and answer.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _silent(failure: KafkaException, complaints: Complaints, doing: str) -> Contact:
+def _silent(failure: KafkaError, complaints: Complaints, doing: str) -> Contact:
     """Returns what brokers did not answer; raises why they cannot.
 
     Raises:

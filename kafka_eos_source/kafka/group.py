@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.consumer import OffsetFetchRequest
 
 from kafka_eos_source.errors import AbortableError, KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, request
 from kafka_eos_source.kafka.cluster import GROUP, Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
-from kafka_eos_source.kafka.failure import kafka_error, named_partitions
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import named_partitions
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 _PAUSE_SECONDS = 0.05
 
-_NOTHING_TO_DELETE = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
+_NOTHING_TO_DELETE = (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_GROUP_ID)
 
 
 class GroupOffsets:
@@ -145,8 +145,8 @@ class GroupOffsets:
         def send(seconds: float) -> list[str]:
             try:
                 found = client.group(group_id, seconds)
-            except KafkaException as error:
-                if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            except KafkaError as error:
+                if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                     return ["a member that reads topics which this principal may not describe"]
                 raise
             return [f"client.id={client_id!r} at {host.lstrip('/')}" for client_id, host in found.members]
@@ -166,8 +166,8 @@ class GroupOffsets:
         def send(seconds: float) -> None:
             try:
                 client.delete_group(group_id, seconds)
-            except KafkaException as error:
-                if kafka_error(error).code() not in _NOTHING_TO_DELETE:
+            except KafkaError as error:
+                if error.code not in _NOTHING_TO_DELETE:
                     raise
 
         request(f"deleting group {group_id!r}", send, deadline, self._complaints, self._bootstrap)
@@ -217,9 +217,9 @@ _NAMES_GROUPS = 8
 _LEAST_SECONDS = 1.0
 
 #: An open transaction is about to change the offset.
-_PENDING: int = KafkaError.UNSTABLE_OFFSET_COMMIT
+_PENDING: int = ErrorCode.UNSTABLE_OFFSET_COMMIT
 #: The right coordinator answers like this while it loads the group's offsets.
-_LOADING = KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+_LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 #: The topic in which group coordinators store committed offsets.
 OFFSETS_TOPIC = "__consumer_offsets"
 #: Largest record batch that one request may cause: half of Kafka's default of ``max.message.bytes``.
@@ -332,8 +332,8 @@ def _of_coordinator(
         except TemporaryError:
             cluster.forget_coordinator(GROUP, group_id)
             raise
-        except KafkaException as failure:
-            if kafka_error(failure).code() != _LOADING:
+        except KafkaError as failure:
+            if failure.code != _LOADING:
                 cluster.forget_coordinator(GROUP, group_id)
             raise
 
@@ -353,8 +353,8 @@ def _asked(
     request = _request(version, group_id, partitions, stable=stable)
     try:
         return _offsets(cluster.ask(connection, request, deadline), version, group_id, partitions)
-    except KafkaException as failure:
-        if stable and kafka_error(failure).code() == _PENDING:
+    except KafkaError as failure:
+        if stable and failure.code == _PENDING:
             return None
         raise
 
@@ -386,7 +386,7 @@ def _offsets(
     """Returns the offsets in an answer.
 
     Raises:
-        KafkaException: with the first error in it.
+        KafkaError: with the first error in it.
         TemporaryError: if it does not mention what was asked for.
     """
     if version >= _NAMES_GROUPS:
@@ -394,7 +394,7 @@ def _offsets(
         if found is None:
             raise TemporaryError(f"the coordinator's answer does not mention group {group_id!r}")
         answer = found
-    if answer.error_code == KafkaError.GROUP_ID_NOT_FOUND:
+    if answer.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return {}
     _check(answer.error_code)
     offsets, mentioned = {}, set()
@@ -414,7 +414,7 @@ def _offsets(
 
 def _check(code: int) -> None:
     if code:
-        raise KafkaException(KafkaError(code))
+        raise KafkaError(code)
 
 
 def split(
@@ -505,7 +505,7 @@ def explain_too_large(
         The error to raise; None if the cause is another one, or the log's limit cannot be read.
     """
     cause = error.__cause__
-    if not isinstance(cause, KafkaException) or kafka_error(cause).code() != KafkaError.UNKNOWN:
+    if not isinstance(cause, KafkaError) or cause.code != ErrorCode.UNKNOWN_SERVER_ERROR:
         return None
     size = sum(record_bytes(each, group_id) for each in offsets)
     name = OFFSETS_TOPIC

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import metadata
 from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, initial_error, request
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import classify, kafka_error
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import classify
 from kafka_eos_source.kafka.probe import append_time
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import TopicPartition
@@ -103,8 +102,8 @@ def replicas_below(found: Layout, topics: Collection[str], least: int) -> dict[s
 #: A transaction timeout that brokers do not grant unless transaction.max.timeout.ms is as large.
 _NEVER_GRANTED_MS = 2_147_483_647
 
-_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND})
-_DENIED = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
+_MISSING = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND})
+_DENIED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED})
 
 _log = logging.getLogger(__name__)
 
@@ -151,8 +150,8 @@ class Rights:
         def send(seconds: float) -> frozenset[str] | None:
             try:
                 return self._client.group(group_id, seconds, operations=True).operations
-            except KafkaException as failure:
-                return _rights_despite(kafka_error(failure))
+            except KafkaError as failure:
+                return _rights_despite(failure)
 
         return self._request(f"looking up the rights on group {group_id!r}", send)
 
@@ -170,9 +169,9 @@ class Rights:
             return None
         config = admin_config(self._kafka)
         code = initial_error(config, transactional_id, _NEVER_GRANTED_MS, self._deadline)
-        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
             return True
-        if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        if code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return False
         if code:
             raise classify(
@@ -202,10 +201,10 @@ def _rights_despite(error: KafkaError) -> frozenset[str] | None:
     """Returns the rights that an error shows: none, or None = there is no such topic or group.
 
     Raises:
-        KafkaException: if it shows nothing.
+        KafkaError: if it shows nothing.
     """
-    if error.code() in _DENIED:
+    if error.code in _DENIED:
         return frozenset()
-    if error.code() in _MISSING:
+    if error.code in _MISSING:
         return None
-    raise KafkaException(error)
+    raise error

@@ -6,9 +6,8 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError
-
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.error_codes import ErrorCode
 from kafka_eos_source.kafka.fetched_batches import FetchedBatches
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -123,7 +122,7 @@ class LeaderLookup:
             self._cluster.ask_another()
             raise
         self.is_wanted = False
-        codes = dict.fromkeys(topics, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        codes = dict.fromkeys(topics, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         partitions: set[TopicPartition] = set()
         for topic in answer.topics or ():
             codes[topic.name] = topic.error_code

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import confluent_kafka
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, UnavailableError
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import classify, is_transient
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _SECONDS = 60.0
 _PAUSE_SECONDS = 0.1
+#: Failures of confluent-kafka that pass by themselves, besides those that it marks as retriable.
+_PASSING = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_DESTROY_BROKER"})
 
 
 def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None:
@@ -130,7 +133,7 @@ def read_back(
     left = {(each.topic, each.partition) for each in _partitions(topics)}
     silence = Deadline.after_seconds(_SECONDS)
     try:
-        client.assign([TopicPartition(name, number, 0) for name, number in left])
+        client.assign([confluent_kafka.TopicPartition(name, number, 0) for name, number in left])
         while left:
             messages = client.consume(10_000, 0.2)
             if messages:
@@ -145,38 +148,59 @@ def read_back(
                 error = message.error()
                 if error is None:
                     yield message.topic(), message.value()
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    tp = TopicPartition(message.topic(), message.partition())
+                elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                    tp = confluent_kafka.TopicPartition(message.topic(), message.partition())
                     # open transactions end the readable part of a log before the end that the broker told
                     if message.offset() >= client.get_watermark_offsets(tp, cached=True)[1]:
                         left.discard((tp.topic, tp.partition))
-                elif not is_transient(error):
-                    raise classify(error, f"reading {message.topic()!r}")
+                elif not is_transient(_translated(error)):
+                    raise classify(_translated(error), f"reading {message.topic()!r}")
     finally:
         client.close()
 
 
-def _partitions(topics: Mapping[str, int]) -> list[TopicPartition]:
-    return [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
+def _partitions(topics: Mapping[str, int]) -> list[confluent_kafka.TopicPartition]:
+    return [
+        confluent_kafka.TopicPartition(name, number)
+        for name, count in topics.items()
+        for number in range(count)
+    ]
 
 
 def _retried(doing: str, ask: Callable[[], T]) -> T:
     """Calls ``ask``, and retries while the cluster is starting or a coordinator moves."""
 
-    def permanent(failure: KafkaException) -> KafkaEosError | None:
+    def translated() -> T:
+        try:
+            return ask()
+        except confluent_kafka.KafkaException as failure:
+            raise _translated(failure.args[0]) from failure
+
+    def permanent(failure: KafkaError) -> KafkaEosError | None:
         return None if is_transient(failure) else classify(failure, doing)
 
     return retry(
-        ask,
-        KafkaException,
+        translated,
+        KafkaError,
         Pauses(Deadline.after_seconds(_SECONDS), _PAUSE_SECONDS),
         permanent=permanent,
         timed_out=lambda failure: classify(failure, doing),
     )
 
 
+def _translated(error: confluent_kafka.KafkaError) -> KafkaError:
+    """Returns an error of confluent-kafka as one of this package. Its codes below -1 are its own."""
+    if error.code() >= ErrorCode.UNKNOWN_SERVER_ERROR:
+        return KafkaError(error.code(), error.str())
+    passes = error.retriable() or error.name() in _PASSING
+    return KafkaError(
+        ErrorCode.CONNECTION_FAILED if passes else ErrorCode.UNKNOWN_SERVER_ERROR,
+        f"{error.str()}, {error.name()}",
+    )
+
+
 def _consumer(bootstrap_servers: str, isolation_level: str, group_id: str) -> Any:
-    return Consumer(
+    return confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
             "group.id": group_id,

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import ProduceRequest
 
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
+from kafka_eos_source.kafka.error_codes import KafkaError
 from kafka_eos_source.kafka.failure import ADVERTISED_FIX, START_SECONDS, UNREACHABLE_FIX
 from kafka_eos_source.kafka.messages import VERSIONS_WITH_FEATURES
 from kafka_eos_source.model import TopicPartition
@@ -107,7 +107,7 @@ def append_time(kafka: Mapping[str, str], tp: TopicPartition, deadline: Deadline
         acknowledged = time.time()
         found = answer.responses[0].partition_responses[0]
         if found.error_code:
-            raise KafkaException(KafkaError(found.error_code))
+            raise KafkaError(found.error_code)
         return sent, found.log_append_time_ms, acknowledged
 
     try:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import (
     AbortableError,
@@ -29,7 +28,8 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.kafka.batches import CollectedRows, EncodedBatch, Encoder
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
-from kafka_eos_source.kafka.failure import kafka_error, missing_topic
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import missing_topic
 from kafka_eos_source.kafka.group import send_in_parts
 from kafka_eos_source.kafka.kernel import DEFAULT_PARTITIONER, kernel
 from kafka_eos_source.kafka.messages import topic_id_text
@@ -281,8 +281,8 @@ class _Sender:
         def ask() -> int:
             try:
                 return self._cluster.partition_count(topic, deadline)
-            except KafkaException as failure:
-                if kafka_error(failure).code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            except KafkaError as failure:
+                if failure.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
                 error = new.error(f"topic {topic!r} does not exist")
                 if isinstance(error, TemporaryError):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from confluent_kafka import KafkaError
 from kafka.protocol.producer import ProduceRequest
 
 from kafka_eos_source.errors import (
@@ -20,6 +19,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.kafka.batches import EncodedBatch, next_sequence
 from kafka_eos_source.kafka.cluster import Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import MOST_IN_FLIGHT, Connection
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import is_transient
 from kafka_eos_source.kafka.kernel import Kernel
 from kafka_eos_source.kafka.messages import produce_body
@@ -41,8 +41,8 @@ _REQUEST_BYTES = 1 << 20
 _ENOUGH_BYTES, _MOST_TOO_LARGE = _REQUEST_BYTES * 3 // 4, 16
 _TOPIC_CHECK_SECONDS = 10.0
 _TICK_SECONDS = 0.5
-_DUPLICATE = 46
-_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_DUPLICATE = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 #: Batch sizes by cluster and topic, where the topic's ``max.message.bytes`` is smaller than ``batch.size``.
 _smaller_batches: dict[tuple[str, str], int] = {}
 
@@ -447,7 +447,7 @@ class RecordQueue:
             self.bytes -= batch.size_bytes
             return
         failure = KafkaError(code, text) if text else KafkaError(code)
-        self._cluster.complain(f"{tp}: {failure.str()}")
+        self._cluster.complain(f"{tp}: {failure.text}")
         is_first = bool(state.waiting) and state.waiting[0] is batch
         if code in FORGOTTEN and not is_first:
             self._must_drain = True  # an earlier batch failed
@@ -460,15 +460,15 @@ class RecordQueue:
             self._fail(
                 RestartQueryError(
                     f"topic {tp.topic!r} does not accept a record batch of {batch.size_bytes:,} bytes "
-                    f"({failure.name()}): its max.message.bytes or segment.bytes was lowered after tasks had "
+                    f"({failure.name}): its max.message.bytes or segment.bytes was lowered after tasks had "
                     "encoded the batch.",
                     fix="restart the query a minute later; its tasks then encode smaller batches.",
                 )
             )
-        elif is_transient(failure) or code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        elif is_transient(failure) or code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             self._must_drain = True
         else:
-            if code == KafkaError.INVALID_MSG:
+            if code == ErrorCode.CORRUPT_MESSAGE:
                 try:
                     batch.check(self._kernel)
                 except StagedPartError as error:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-
 from kafka_eos_source.errors import AuthorizationError
 from kafka_eos_source.kafka.admin_client import AdminClient, Complaints, request
 from kafka_eos_source.kafka.config import admin_config
-from kafka_eos_source.kafka.failure import kafka_error, unreachable
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import unreachable
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 
 T = TypeVar("T")
@@ -22,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.05
 
-_MISSING = KafkaError.UNKNOWN_TOPIC_OR_PART
-_MAY_NOT_CREATE = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_MISSING = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+_MAY_NOT_CREATE = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED})
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class TopicAdmin:
         def ask(seconds: float) -> TopicShape | None:
             try:
                 found = self._client.topic(name, seconds)
-            except KafkaException as failure:
-                if kafka_error(failure).code() == _MISSING:
+            except KafkaError as failure:
+                if failure.code == _MISSING:
                     return None
                 raise
             led = all(each.leader >= 0 for each in found.partitions)
@@ -144,8 +143,8 @@ class TopicAdmin:
         def ask(seconds: float) -> None:
             try:
                 self._client.delete_topic(name, seconds + 1.0)
-            except KafkaException as failure:
-                if kafka_error(failure).code() != _MISSING:
+            except KafkaError as failure:
+                if failure.code != _MISSING:
                     raise
 
         self._ask(f"deleting topic {name!r}", ask, deadline)
@@ -182,17 +181,16 @@ class TopicAdmin:
         def ask(seconds: float) -> bool:
             try:
                 self._client.create_topic(name, partitions, replication_factor, config, seconds + 1.0)
-            except KafkaException as failure:
-                error = kafka_error(failure)
-                if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            except KafkaError as error:
+                if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                     return False
-                if error.code() in _MAY_NOT_CREATE:
+                if error.code in _MAY_NOT_CREATE:
                     raise AuthorizationError(
-                        f"creating topic {name!r}: {self._complaints.secrets.hide(error.str())} "
-                        f"({error.name()})",
+                        f"creating topic {name!r}: {self._complaints.secrets.hide(error.text)} "
+                        f"({error.name})",
                         fix=f"grant the principal Create on topic {name!r} (or on the cluster), "
                         "or create the topic before the query starts.",
-                    ) from failure
+                    ) from error
                 raise
             return True
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -19,7 +18,8 @@ from kafka.protocol.producer import (
 from kafka_eos_source.errors import AbortableError, FencedError, KafkaEosError, OperatorError, RetriableError
 from kafka_eos_source.kafka.cluster import GROUP, TRANSACTION, Cluster, TemporaryError
 from kafka_eos_source.kafka.connection import Connection
-from kafka_eos_source.kafka.failure import FENCED_FIX, classify, is_transient, kafka_error
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
+from kafka_eos_source.kafka.failure import FENCED_FIX, classify, is_transient
 from kafka_eos_source.kafka.messages import features_of, versions_request
 from kafka_eos_source.model import GroupOffset, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -39,10 +39,8 @@ Ask = Callable[[Connection, Any], Any]
 
 #: A level of ``transaction.version`` is the present one for so long after the request, in seconds.
 _PRESENT_SECONDS = 0.1
-#: The broker expects another sequence number.
-OUT_OF_ORDER = 45
 #: The broker lost what it knew of the producer.
-FORGOTTEN = frozenset({OUT_OF_ORDER, KafkaError.UNKNOWN_PRODUCER_ID})
+FORGOTTEN = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 #: The last epoch of a producer id.
 _LAST_EPOCH = 32_767
 #: How long a topic that brokers do not know may be one that was just created.
@@ -51,25 +49,27 @@ _NEW_TOPIC_SECONDS = 5.0
 _NO_TIMEOUT_MS = 2**31 - 1
 
 #: Errors that mean that another producer has this transactional id now.
-_FENCED = frozenset({KafkaError.INVALID_PRODUCER_EPOCH, 90, KafkaError.INVALID_PRODUCER_ID_MAPPING})
+_FENCED = frozenset(
+    {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+)
 #: The broker did not look at a partition, because it refused another one of the request.
-_NOT_ATTEMPTED = 55
+_NOT_ATTEMPTED = ErrorCode.OPERATION_NOT_ATTEMPTED
 #: The right broker answers, and asks for patience.
-_BUSY = frozenset({KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS})
+_BUSY = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 #: Errors that end this transaction, and nothing else.
 _ABORTABLE = frozenset(
     {
         _NOT_ATTEMPTED,  # without an error of another partition
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.UNKNOWN,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.INVALID_MSG,
-        OUT_OF_ORDER,
-        KafkaError.INVALID_TXN_STATE,
-        KafkaError.UNKNOWN_PRODUCER_ID,
-        KafkaError.UNSUPPORTED_VERSION,  # transaction.version was lowered since the transaction began
-        120,  # TRANSACTION_ABORTABLE (KIP-890), which confluent-kafka does not name
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.UNSUPPORTED_VERSION,  # transaction.version was lowered since the transaction began
+        ErrorCode.TRANSACTION_ABORTABLE,  # KIP-890
     }
 )
 
@@ -104,7 +104,7 @@ class LoweredId:
         """Lets the coordinator forget the version of the last transaction, so that InitProducerId works.
 
         Raises:
-            KafkaException: if the coordinator asks for patience.
+            KafkaError: if the coordinator asks for patience.
             TemporaryError: if it does not answer.
         """
         found = None if self._is_prepared else self._described(connection)
@@ -118,19 +118,19 @@ class LoweredId:
             version=connection.version(AddOffsetsToTxnRequest, 3),
         )
         error = KafkaError(self._ask(connection, request).error_code)
-        if error.code() and is_transient(error):
-            raise KafkaException(error)
+        if error.code and is_transient(error):
+            raise error
         self._is_prepared = True
-        if error.code():  # the principal has another group, or another owner came first: try without
-            _log.info("cannot prepare transactional id %r for version 0: %s", self._id, error.str())
+        if error.code:  # the principal has another group, or another owner came first: try without
+            _log.info("cannot prepare transactional id %r for version 0: %s", self._id, error.text)
 
-    def check(self, connection: Connection, error: KafkaException) -> None:
+    def check(self, connection: Connection, error: KafkaError) -> None:
         """Checks after an error whether the coordinator can ever end what it has begun.
 
         Raises:
             OperatorError: if not.
         """
-        if kafka_error(error).code() != KafkaError.CONCURRENT_TRANSACTIONS:
+        if error.code != ErrorCode.CONCURRENT_TRANSACTIONS:
             self._busy_since = None
             return
         now = time.monotonic()
@@ -160,7 +160,7 @@ class LoweredId:
         if found is None:
             raise TemporaryError(f"the answer of {connection.address} does not mention {self._id!r}")
         if found.error_code and is_transient(KafkaError(found.error_code)):
-            raise KafkaException(KafkaError(found.error_code))
+            raise KafkaError(found.error_code)
         return None if found.error_code else found
 
 
@@ -186,7 +186,7 @@ class NewTopics:
         seconds = min(_NEW_TOPIC_SECONDS, self._deadline.remaining_seconds() / 2)
         self._until = self._until or Deadline.after_seconds(seconds)
         if self._until.expired:
-            return classify(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), f"{self._doing}: {what}")
+            return classify(KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), f"{self._doing}: {what}")
         return TemporaryError(what)
 
 
@@ -323,7 +323,7 @@ class TransactionRequests:
                 if is_new:  # else `begin` has made sure that the last transaction was not of version 2
                     lowered.prepare(connection)
                 take(connection)
-            except KafkaException as error:
+            except KafkaError as error:
                 lowered.check(connection, error)
                 raise
 
@@ -430,7 +430,7 @@ class TransactionRequests:
             for topic in answer.topics or ():
                 for each in topic.partitions or ():
                     tp = TopicPartition(topic.name, each.partition_index)
-                    if each.error_code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         raise new.error(f"{tp} is unknown to {connection.address}")
                     check(each.error_code, f"coordinator {connection.address}, {tp}")
                     accepted.add(tp)
@@ -452,8 +452,8 @@ class TransactionRequests:
             except TemporaryError:
                 self._cluster.forget_coordinator(kind, key)
                 raise
-            except KafkaException as failure:
-                if kafka_error(failure).code() not in _BUSY:
+            except KafkaError as failure:
+                if failure.code not in _BUSY:
                     self._cluster.forget_coordinator(kind, key)
                 raise
 
@@ -461,8 +461,8 @@ class TransactionRequests:
 
     def explained(self, error: KafkaError, doing: str) -> KafkaEosError:
         """Returns the error to raise for a broker's error in a transaction."""
-        code = error.code()
-        text = f"{doing}: {error.str()} ({error.name()})"
+        code = error.code
+        text = f"{doing}: {error.text} ({error.name})"
         if code in _FENCED:
             return FencedError(text, fix=FENCED_FIX)
         return AbortableError(text) if code in _ABORTABLE else classify(error, doing)
@@ -503,7 +503,7 @@ class TransactionRequests:
             refused = {tp: code for tp, code in codes.items() if code}
             reasons = {tp: code for tp, code in refused.items() if code != _NOT_ATTEMPTED} or refused
             for tp, code in reasons.items():
-                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise new.error(f"{tp} is unknown to {connection.address}")
                 check(code, f"coordinator {connection.address}, {tp}")
             _check_complete(set(tps), codes.keys(), connection)
@@ -571,15 +571,15 @@ class ProducerId:
 
     def explained(self, error: KafkaError, doing: str) -> KafkaEosError:
         """Returns the error to raise for a broker's error."""
-        if error.code() in _FENCED or error.code() in (*FORGOTTEN, KafkaError.INVALID_MSG):
-            return RetriableError(f"{doing}: {error.str()} ({error.name()})")
+        if error.code in _FENCED or error.code in (*FORGOTTEN, ErrorCode.CORRUPT_MESSAGE):
+            return RetriableError(f"{doing}: {error.text} ({error.name})")
         return classify(error, doing)
 
 
 def check(code: int, where: str) -> None:
     """Raises the broker's error, if there is one; the text names the broker or partition that it concerns."""
     if code:
-        raise KafkaException(KafkaError(code, f"{where}: {KafkaError(code).str()}"))
+        raise KafkaError(code, f"{where}: {KafkaError(code).text}")
 
 
 def _check_complete(

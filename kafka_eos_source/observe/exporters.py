@@ -26,6 +26,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.observe.background import guarded
 from kafka_eos_source.observe.figures import BatchFigures, Outcome, SourceFigures, SourceState, Step
 from kafka_eos_source.observe.journal import (
+    RENEWAL_SECONDS,
     QueryJournal,
     newest_batches,
     query_journal,
@@ -113,7 +114,7 @@ def queries_of_source() -> list[Query]:
         OSError: if the figures cannot be read.
     """
     now, process = time.time(), this_writer().process
-    sources = source_figures()
+    sources = source_figures(now - 2 * RENEWAL_SECONDS)  # a host may have thousands of files of ended runs
     own = [each for each in sources if each.writer.process == process]
     names = {each.application_id for each in own if each.application_id}
     unnamed = [each for each in own if not each.application_id and each.state is not SourceState.STOPPED]

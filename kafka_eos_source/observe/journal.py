@@ -236,10 +236,16 @@ def _changed(folder: PrivateFolder, since: float) -> list[str]:
     return sorted((name for name, at in changes.items() if at >= since), key=lambda name: -changes[name])
 
 
-def source_figures() -> list[SourceFigures]:
-    """Reads the figures of all sources of this user on this host."""
+def source_figures(changed_since: float = 0.0) -> list[SourceFigures]:
+    """Reads the figures of the sources of this user on this host.
+
+    Args:
+        changed_since: leaves out files that have not changed since then, in seconds since 1970. A source that
+            runs renews its file every `RENEWAL_SECONDS`.
+    """
     folder = _sources()
-    lines = [folder.read(name, _SOURCE_BYTES) or "" for name in folder.changes()]
+    names = [name for name, at in folder.changes().items() if at >= changed_since]
+    lines = [folder.read(name, _SOURCE_BYTES) or "" for name in names]
     return [found for found in map(SourceFigures.from_json, lines) if found is not None]
 
 

@@ -382,6 +382,9 @@ class Transport:
             body: content of the request.
             headers: headers in addition to the credentials.
 
+        A service may refuse a request before it has read the whole body, and close the connection (RFC 9112,
+        9.5). The refusal is then in what arrived before.
+
         Returns:
             The answer. Its status is None if the connection failed.
 
@@ -392,21 +395,32 @@ class Transport:
         seconds = max(_MIN_TIMEOUT_SECONDS, deadline.remaining_seconds(self.timeout_seconds))
         connection = self._connected(seconds)
         try:
-            connection.request(
-                method,
-                target,
-                body,  # type: ignore[arg-type]  # a buffer, which is sent without a copy
-                all_headers,
-                preload_content=False,
-                decode_content=False,
-            )
-            response = connection.getresponse()
+            broken = None
+            try:
+                connection.request(
+                    method,
+                    target,
+                    body,  # type: ignore[arg-type]  # a buffer, which is sent without a copy
+                    all_headers,
+                    preload_content=False,
+                    decode_content=False,
+                )
+            except (BrokenPipeError, ConnectionResetError) as error:
+                broken = error
+            try:
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                if broken is not None:
+                    raise broken from None
+                raise
+            if broken is not None and response.status < 400:  # it cannot mean the whole body
+                raise broken
             content = b""
             while piece := response.read(
                 _MAX_ANSWER_BYTES - len(content)
             ):  # until the end, which may be early
                 content += piece
-            if not response.closed:  # the answer is longer
+            if broken is not None or not response.closed:  # the answer is longer
                 self.close()
         except (OSError, http.client.HTTPException, HTTPError) as error:
             self.close()

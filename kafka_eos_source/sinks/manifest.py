@@ -283,11 +283,6 @@ class NotesFolder:
                 source.seek(0)
             yield from pa.ipc.open_stream(source)
 
-    def has_rows(self, name: str) -> bool:
-        """Returns whether rows of that name exist."""
-        fs, path = file_system(self.location)
-        return bool(fs.get_file_info(f"{path}/{name}{_ROWS}").type == pafs.FileType.File)
-
     def remove(self, name: str) -> None:
         """Deletes the note and the rows of a name, if they exist.
 

@@ -23,7 +23,6 @@ MODULES = (
     "pyspark.worker",
     "pyarrow",
     "pyarrow.compute",
-    "confluent_kafka",
     "kafka_eos_source.datasource.reader",
     "kafka_eos_source.read.task",
     "kafka_eos_source.datasource.writer",

@@ -15,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_eos_source.errors import AuthorizationError, InvalidOptionError, InvalidRecordError
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    InvalidOptionError,
+    InvalidRecordError,
+    KafkaEosError,
+    UnavailableError,
+)
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
@@ -38,10 +44,8 @@ _LEAST_BYTES = 16_384
 _WAIT_MS = 60_000
 #: Timestamps of Spark are before the year 10,000, so that such a limit excludes none.
 _NO_LIMIT_MS = 1 << 50
-#: Limits are asked for again after this time, in seconds: topics grow.
+#: A topic is asked for again after this time, in seconds: topics grow.
 _VALID_SECONDS = 60.0
-
-_known: dict[str, tuple[float, RecordLimits]] = {}
 
 
 @dataclass(frozen=True)
@@ -299,6 +303,66 @@ def _as_integer(timestamps: pa.Array) -> pa.Array:
 # -- What the topic accepts ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class TopicSettings:
+    """What the cluster says about a topic.
+
+    Attributes:
+        partitions: how many it has.
+        config: its properties, with the broker's defaults; None = the principal may not see them.
+    """
+
+    partitions: int
+    config: Mapping[str, str] | None
+
+
+#: By login and topic: when the cluster was asked, and what it said, or why it said nothing.
+_known: dict[str, tuple[float, TopicSettings | KafkaEosError]] = {}
+
+
+def topic_settings(kafka: Mapping[str, str], topic: str, wait_ms: int) -> TopicSettings:
+    """Returns the settings of a topic, which the cluster is asked for once a minute.
+
+    Args:
+        kafka: librdkafka properties of the write.
+        topic: the topic.
+        wait_ms: how long brokers may take. If it is shorter than a minute, an error is remembered as well, so
+            that not every micro-batch waits.
+
+    Raises:
+        KafkaEosError: if the topic does not exist, or no broker answers.
+    """
+    key = repr((topic, sorted(kafka.items())))
+    at, known = _known.get(key, (0.0, None))
+    is_patient = wait_ms >= _WAIT_MS
+    is_usable = known is not None and not (is_patient and isinstance(known, KafkaEosError))
+    if not is_usable or time.monotonic() - at > _VALID_SECONDS:
+        try:
+            known = _ask(kafka, topic, Deadline.after_ms(wait_ms))
+        except KafkaEosError as error:
+            known = error
+        _known[key] = time.monotonic(), known
+    if isinstance(known, KafkaEosError):
+        raise known.with_traceback(None)
+    assert known is not None
+    return known
+
+
+def _ask(kafka: Mapping[str, str], topic: str, deadline: Deadline) -> TopicSettings:
+    from kafka_eos_source.kafka.topic_admin import TopicAdmin  # only the driver asks
+
+    config = None
+    with TopicAdmin(kafka) as admin:
+        try:
+            config = admin.config(topic, deadline)
+        except AuthorizationError as refused:
+            _log.warning("the configuration of topic %r does not limit records: %s", topic, refused)
+        shape = admin.shape(topic, deadline)
+    if shape is None:
+        raise UnavailableError(f"topic {topic!r} does not exist.", fix="create it, or correct its name.")
+    return TopicSettings(shape.partitions, config)
+
+
 def record_limits(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | None) -> RecordLimits:
     """Returns the limits of records for a write.
 
@@ -314,40 +378,20 @@ def record_limits(kafka: Mapping[str, str], topic: str | None, dead_letter_topic
         InvalidOptionError: if the limit leaves no room for the headers of a dead letter.
         UnavailableError: if a topic does not exist, or no broker answers.
     """
-    key = repr((topic, dead_letter_topic, sorted(kafka.items())))
-    at, known = _known.get(key, (0.0, None))
-    if known is None or time.monotonic() - at > _VALID_SECONDS:
-        known = _ask(kafka, topic, dead_letter_topic)
-        _known[key] = time.monotonic(), known
-    return known
-
-
-def _ask(kafka: Mapping[str, str], topic: str | None, dead_letter_topic: str | None) -> RecordLimits:
-    from kafka_eos_source.kafka.topic_admin import TopicAdmin  # only the driver asks
-
-    most, partitions = int(kafka.get("message.max.bytes", CLIENT_BYTES)), None
-    output: Mapping[str, str] = {}
-    deadline = Deadline.after_ms(_WAIT_MS)
-    with TopicAdmin(kafka) as admin:
-        for name in (each for each in (topic, dead_letter_topic) if each is not None):
-            try:
-                config = admin.config(name, deadline)
-            except AuthorizationError as refused:
-                _log.warning("the configuration of topic %r does not limit records: %s", name, refused)
-                continue
-            most = min(most, int(config["max.message.bytes"]))
-            output = config if name == topic else output
-        shape = None if topic is None else admin.shape(topic, deadline)
-        partitions = None if shape is None else shape.partitions
+    names = [each for each in (topic, dead_letter_topic) if each is not None]
+    found = {name: topic_settings(kafka, name, _WAIT_MS) for name in names}
+    sizes = [int(each.config["max.message.bytes"]) for each in found.values() if each.config is not None]
+    most = min([int(kafka.get("message.max.bytes", CLIENT_BYTES)), *sizes])
     if dead_letter_topic is not None and most < _LEAST_BYTES:
         raise InvalidOptionError(
             f"records may have {most:,} bytes, by kafka.message.max.bytes and max.message.bytes of the "
             f"topics; onInvalidRecord=dead-letter needs {_LEAST_BYTES:,}, so that the headers fit.",
             fix="raise the limit.",
         )
+    output = found[topic].config or {} if topic is not None else {}
     return RecordLimits(
         most,
-        partitions,
+        None if topic is None else found[topic].partitions,
         needs_key="compact" in output.get("cleanup.policy", ""),
         before_ms=time_limit(output, "message.timestamp.before.max.ms"),
         after_ms=time_limit(output, "message.timestamp.after.max.ms"),

@@ -30,7 +30,6 @@ from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TaskFigur
 from kafka_eos_source.protocol.packing import packets
 from kafka_eos_source.protocol.records import records_of
 from kafka_eos_source.runtime import failpoints
-from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.arrow import CHANGES, SEALED
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TOPIC, VALUE
 from kafka_eos_source.stage.files import PartStage, StagingFolder
@@ -49,11 +48,8 @@ _COLLECT_BYTES = 16 << 20
 _WAITING_BYTES = 32 << 20
 #: Largest binary column.
 _COLUMN_BYTES = (1 << 31) - 1
-#: Plans are made again after this time, in seconds: topics grow.
-_VALID_SECONDS = 60.0
 #: A micro-batch does not wait longer for a plan, in ms; its tasks then stage rows.
 _WAIT_MS = 3_000
-_known: dict[str, tuple[float, SealingPlan | None]] = {}
 
 
 def stage(
@@ -442,27 +438,15 @@ def sealing_plan(kafka: Mapping[str, str], topic: str | None) -> SealingPlan | N
     """
     if topic is None:
         return None
-    key = repr((topic, sorted(kafka.items())))
-    at, known = _known.get(key, (0.0, None))
-    if key not in _known or time.monotonic() - at > _VALID_SECONDS:
-        known = _ask(kafka, topic)
-        _known[key] = time.monotonic(), known
-    return known
-
-
-def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
     from kafka_eos_source.kafka.config import producer_config
-    from kafka_eos_source.kafka.topic_admin import TopicAdmin
+    from kafka_eos_source.stage.row_rules import topic_settings
 
-    deadline = Deadline.after_ms(_WAIT_MS)
     try:
-        with TopicAdmin(kafka) as admin:
-            shape = admin.shape(topic, deadline)
-            if shape is None:
-                return None
-            limits = admin.config(topic, deadline)
-            # a batch must also fit into a segment of the log
-            topic_bytes = min(int(limits["max.message.bytes"]), int(limits["segment.bytes"]))
+        found = topic_settings(kafka, topic, _WAIT_MS)
+        if found.config is None:
+            return None
+        # a batch must also fit into a segment of the log
+        topic_bytes = min(int(found.config["max.message.bytes"]), int(found.config["segment.bytes"]))
     except (KafkaEosError, KeyError, ValueError) as error:  # some Kafka-compatible brokers omit properties
         _log.info("tasks stage rows instead of record batches: %s", error)
         return None
@@ -471,7 +455,7 @@ def _ask(kafka: Mapping[str, str], topic: str) -> SealingPlan | None:
     level = config.get("compression.level")
     return SealingPlan(
         topic,
-        shape.partitions,
+        found.partitions,
         topic_bytes,
         max(1, min(int(config["batch.size"]), topic_bytes)),
         int(config.get("message.max.bytes", 1_000_000)),

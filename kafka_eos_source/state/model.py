@@ -60,7 +60,6 @@ class StoreIdentity:
         changelog_topic: ``<application.id>-<store>-changelog``.
         topic_id: Kafka's id of that topic; "" if unknown. Another id means that the topic was deleted and
             recreated, and that the local state is invalid.
-        schema: fingerprint of how keys and values are encoded; "" if it is not compared.
         cluster_id: Kafka's id of the cluster that has the changelog; "" if it is not compared.
     """
 
@@ -70,17 +69,12 @@ class StoreIdentity:
     shards: int
     changelog_topic: str
     topic_id: str = ""
-    schema: str = ""
     cluster_id: str = ""
 
     def agrees_with(self, other: StoreIdentity) -> bool:
-        """Whether both can be the same state. A schema or cluster that one does not know is not compared."""
-        known = replace(
-            other,
-            schema=other.schema if self.schema and other.schema else self.schema,
-            cluster_id=other.cluster_id if self.cluster_id and other.cluster_id else self.cluster_id,
-        )
-        return self == known
+        """Whether both can be the same state. A cluster that one does not know is not compared."""
+        is_known = self.cluster_id and other.cluster_id
+        return self == (other if is_known else replace(other, cluster_id=self.cluster_id))
 
     def folder(self, root: str | os.PathLike[str]) -> Path:
         """Returns the folder of the shard's database under ``root``, the option ``state.dir``."""

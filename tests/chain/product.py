@@ -105,7 +105,7 @@ def worker_globals() -> dict[str, Any]:
     return {
         "_sessions": type(micro_batch._sessions)(),
         "_opened": type(two_phase._opened)(),
-        "_checked": set(),
+        "_ready": set(),
         "_identities": set(),
     }
 
@@ -116,7 +116,7 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
     with (
         patch.object(micro_batch, "_sessions", kept["_sessions"]),
         patch.object(two_phase, "_opened", kept["_opened"]),
-        patch.object(two_phase, "_checked", kept["_checked"]),
+        patch.object(two_phase, "_ready", kept["_ready"]),
         patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
@@ -145,7 +145,7 @@ def installed(
 
         replace(micro_batch, "KafkaClients", lambda _kafka: clients())
         # tasks stage rows, as when no broker answers this question, but without waiting for it
-        replace(staging, "_ask", lambda _kafka, _topic: None)
+        replace(staging, "sealing_plan", lambda _kafka, _topic: None)
         replace(at_least_once, "check_target", lambda _options: None)
         replace(two_phase, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(at_least_once, "RecordProducer", lambda _config, _name: direct_producer())

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import KafkaError
 
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
@@ -24,6 +23,7 @@ from kafka_eos_source.errors import (
     InvalidRecordError,
     KafkaEosError,
 )
+from kafka_eos_source.kafka.error_codes import ErrorCode
 from kafka_eos_source.observe.figures import Step
 from kafka_eos_source.protocol.token import Token
 from tests.commit.wire_commit import RecordingClients, cluster, commit, values, visible_values_and_token
@@ -76,7 +76,7 @@ TABLE = [
         "REQUEST_TIMED_OUT CUT",
         Recovery.RESENT,
     ),
-    _same("InitProducerId", "UNKNOWN", Recovery.REOPENED),
+    _same("InitProducerId", "UNKNOWN_SERVER_ERROR", Recovery.REOPENED),
     _same(
         "InitProducerId",
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED",
@@ -88,12 +88,13 @@ TABLE = [
     _same(
         "AddPartitionsToTxn",
         "CONCURRENT_TRANSACTIONS COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
-        "CUT UNKNOWN_TOPIC_OR_PART REQUEST_TIMED_OUT",
+        "CUT UNKNOWN_TOPIC_OR_PARTITION REQUEST_TIMED_OUT",
         Recovery.RESENT,
     ),
     _same(
         "AddPartitionsToTxn",
-        "INVALID_TXN_STATE UNKNOWN_PRODUCER_ID TRANSACTION_ABORTABLE OPERATION_NOT_ATTEMPTED UNKNOWN",
+        "INVALID_TXN_STATE UNKNOWN_PRODUCER_ID TRANSACTION_ABORTABLE OPERATION_NOT_ATTEMPTED "
+        "UNKNOWN_SERVER_ERROR",
         Recovery.REPEATED,
     ),
     Row("AddPartitionsToTxn", _FENCED, Recovery.REPEATED, FencedError),
@@ -105,18 +106,19 @@ TABLE = [
     # produce, the records
     _same(
         "Produce",
-        "CUT REQUEST_TIMED_OUT NOT_LEADER_FOR_PARTITION NOT_ENOUGH_REPLICAS "
-        "NOT_ENOUGH_REPLICAS_AFTER_APPEND KAFKA_STORAGE_ERROR UNKNOWN_TOPIC_OR_PART",
+        "CUT REQUEST_TIMED_OUT NOT_LEADER_OR_FOLLOWER NOT_ENOUGH_REPLICAS "
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND KAFKA_STORAGE_ERROR UNKNOWN_TOPIC_OR_PARTITION",
         Recovery.RESENT,
     ),
     _same(
         "Produce",
-        "UNKNOWN_PRODUCER_ID INVALID_TXN_STATE OUT_OF_ORDER_SEQUENCE_NUMBER TRANSACTION_ABORTABLE UNKNOWN",
+        "UNKNOWN_PRODUCER_ID INVALID_TXN_STATE OUT_OF_ORDER_SEQUENCE_NUMBER TRANSACTION_ABORTABLE "
+        "UNKNOWN_SERVER_ERROR",
         Recovery.REPEATED,
     ),
     Row("Produce", _FENCED, Recovery.REPEATED, FencedError),
     # a batch of a few records is halved until a single record is refused
-    Row("Produce", "MSG_SIZE_TOO_LARGE", Recovery.RESENT, InvalidRecordError),
+    Row("Produce", "MESSAGE_TOO_LARGE", Recovery.RESENT, InvalidRecordError),
     _same("Produce", "INVALID_RECORD", InvalidRecordError),
     _same("Produce", "TOPIC_AUTHORIZATION_FAILED", AuthorizationError),
     # send_offsets_to_transaction, at the transaction's coordinator
@@ -128,7 +130,7 @@ TABLE = [
     ),
     _same(
         "AddOffsetsToTxn",
-        "INVALID_TXN_STATE UNKNOWN_PRODUCER_ID TRANSACTION_ABORTABLE UNKNOWN",
+        "INVALID_TXN_STATE UNKNOWN_PRODUCER_ID TRANSACTION_ABORTABLE UNKNOWN_SERVER_ERROR",
         Recovery.REPEATED,
     ),
     Row("AddOffsetsToTxn", _FENCED, Recovery.REPEATED, FencedError),
@@ -141,13 +143,13 @@ TABLE = [
     _same(
         "TxnOffsetCommit",
         "COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR REQUEST_TIMED_OUT CUT "
-        "CONCURRENT_TRANSACTIONS UNKNOWN_TOPIC_OR_PART",
+        "CONCURRENT_TRANSACTIONS UNKNOWN_TOPIC_OR_PARTITION",
         Recovery.RESENT,
     ),
     _same(
         "TxnOffsetCommit",
         "ILLEGAL_GENERATION UNKNOWN_MEMBER_ID REBALANCE_IN_PROGRESS INVALID_TXN_STATE UNKNOWN_PRODUCER_ID "
-        "TRANSACTION_ABORTABLE UNKNOWN",
+        "TRANSACTION_ABORTABLE UNKNOWN_SERVER_ERROR",
         Recovery.REPEATED,
     ),
     Row(
@@ -171,7 +173,7 @@ TABLE = [
     _same(
         "EndTxn",
         "INVALID_TXN_STATE UNKNOWN_PRODUCER_ID TRANSACTION_ABORTABLE "
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED UNKNOWN",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED UNKNOWN_SERVER_ERROR",
         Recovery.TOKEN_READ,
     ),
     Row("EndTxn", _FENCED, Recovery.TOKEN_READ, FencedError),
@@ -228,7 +230,7 @@ class CaseRun:
 def _run(case: Case) -> CaseRun:
     with cluster(version=case.version) as simulated:
         kafka, session = RecordingClients(simulated), ProducerSession()
-        fault = Fault("cut") if case.error == "CUT" else Fault("error", getattr(KafkaError, case.error))
+        fault = Fault("cut") if case.error == "CUT" else Fault("error", getattr(ErrorCode, case.error))
         kafka.faults[case.request] = left = [fault] * case.times
 
         def commit_batch() -> Result | KafkaEosError:

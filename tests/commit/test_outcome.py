@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-from confluent_kafka import KafkaError
 
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.errors import InvalidRecordError, OutcomeUnknownError, UnavailableError
 from kafka_eos_source.kafka import producer
+from kafka_eos_source.kafka.error_codes import ErrorCode
 from kafka_eos_source.observe.figures import Step
 from tests.commit.wire_commit import (
     RecordingClients,
@@ -32,7 +32,7 @@ from tests.support.simulated_kafka import Fault, SimulatedKafka
 ONCE = ["init", "token", "begin", "flush", "offsets", "commit"]
 #: Errors of EndTxn for which nothing but the token tells the outcome.
 COMMIT_ERRORS = [
-    "UNKNOWN",
+    "UNKNOWN_SERVER_ERROR",
     "INVALID_TXN_STATE",
     "PRODUCER_FENCED",
     "INVALID_PRODUCER_ID_MAPPING",
@@ -50,7 +50,7 @@ def simulated() -> Iterator[SimulatedKafka]:
 def test_t20_a_failed_commit_that_had_no_effect_is_repeated(simulated: SimulatedKafka, error: str) -> None:
     """The token is not in Kafka, so the product writes the batch again."""
     kafka, session = RecordingClients(simulated), ProducerSession()
-    kafka.faults["EndTxn"] = [Fault("error", getattr(KafkaError, error))]
+    kafka.faults["EndTxn"] = [Fault("error", getattr(ErrorCode, error))]
     assert commit(kafka, session) == Result(Step.COMMITTED, 2)
     assert kafka.calls == ONCE + ONCE
     assert simulated.received["EndTxn"] == 2, "something else ended a transaction"
@@ -67,7 +67,7 @@ def test_t20_a_failed_commit_that_took_effect_is_skipped_after_reading_the_token
 ) -> None:
     """The commit took effect, but its answer was lost; the error answers the second request."""
     kafka, session = RecordingClients(simulated, **QUICK), ProducerSession()
-    kafka.faults["EndTxn"] = [Fault("silent"), Fault("error", getattr(KafkaError, error))]
+    kafka.faults["EndTxn"] = [Fault("silent"), Fault("error", getattr(ErrorCode, error))]
     assert commit(kafka, session) == Result(Step.SKIPPED, 1, confirmed_by_token=True)
     assert kafka.calls == [*ONCE, "init", "token"]
     assert simulated.received["EndTxn"] == 2

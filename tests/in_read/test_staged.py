@@ -219,7 +219,7 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
         "sink.files.columns": "value",
     }
     monkeypatch.setattr("kafka_eos_source.commit.two_phase.cluster_id", lambda *_, **_more: "cluster")
-    monkeypatch.setattr("kafka_eos_source.commit.two_phase.check", lambda *_: None)
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase.make_ready", lambda *_: None)
     batches = [
         batch for task in query.tasks(marked, **sink) for batch in task.run(rows_of("a", "x", schema=marked))
     ]

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import AuthorizationError, OperatorError, UnavailableError
 from kafka_eos_source.kafka import admin, admin_client, topic_admin
 from kafka_eos_source.kafka.admin_client import Partition, Topic
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.topic_admin import TopicAdmin, TopicShape
 from kafka_eos_source.model import LogEnd, TopicPartition
 from kafka_eos_source.runtime.deadline import Deadline
@@ -37,15 +37,15 @@ class Client:
         self.limits.append(seconds)
         offset = self._next()
         if isinstance(offset, KafkaError):
-            raise KafkaException(offset)
+            raise offset
         return dict.fromkeys(times, LogEnd(offset))
 
     def topics(self, names: Any, seconds: float) -> dict[str, Topic | KafkaError]:
         answer = self._next()
         if isinstance(answer, str):
             return {"t": Topic(answer, ())}
-        if answer.code() == KafkaError._TIMED_OUT:
-            raise KafkaException(answer)
+        if answer.code == ErrorCode.NO_ANSWER:
+            raise answer
         return {"t": answer}
 
     def _next(self) -> Any:
@@ -76,7 +76,7 @@ def test_a_timestamp_after_the_last_record_has_no_offset(
     assert source_admin(monkeypatch, -1).at_time({A: 1000}) == {A: None}
 
 
-TIMED_OUT = KafkaError(KafkaError._TIMED_OUT)
+TIMED_OUT = KafkaError(ErrorCode.NO_ANSWER)
 
 
 def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_one(
@@ -93,8 +93,8 @@ def test_another_broker_is_asked_soon_until_the_cluster_has_replaced_a_silent_on
     assert limits == [admin_client.REQUEST_SECONDS]
 
 
-MISSING = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-HIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+MISSING = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+HIDDEN = KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 def test_existing_topic_ids_asks_again_before_a_topic_counts_as_deleted(
@@ -191,7 +191,7 @@ class TopicClient:
         self.requests.append(request)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, (int, KafkaError)):
-            raise KafkaException(KafkaError(answer) if isinstance(answer, int) else answer)
+            raise KafkaError(answer) if isinstance(answer, int) else answer
         return answer
 
 
@@ -215,26 +215,26 @@ def test_describe_returns_partitions_and_topic_id(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_topic_is_reported_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, client = topics(monkeypatch, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    found, client = topics(monkeypatch, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert found.shape("t", in_seconds()) is None
     assert client.requests == ["describe"]
 
 
 def test_a_transient_error_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, client = topics(monkeypatch, KafkaError._TRANSPORT, KafkaError.NOT_CONTROLLER, described(1))
+    found, client = topics(monkeypatch, ErrorCode.CONNECTION_FAILED, ErrorCode.NOT_CONTROLLER, described(1))
     assert found.shape("t", in_seconds()) == TopicShape(1, True, "id-1")
     assert len(client.requests) == 3
 
 
 def test_the_error_without_a_broker_contains_the_clients_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_client, "check_reachable", lambda *_, **__: "")
-    found, _ = topics(monkeypatch, KafkaError(KafkaError._TIMED_OUT, "no such host b"))
+    found, _ = topics(monkeypatch, KafkaError(ErrorCode.NO_ANSWER, "no such host b"))
     with pytest.raises(UnavailableError, match=r"'b:9092'.*topic 't': no such host b"):
         found.shape("t", in_seconds(0.1))
 
 
 def test_a_refused_login_fails_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, client = topics(monkeypatch, KafkaError(KafkaError._AUTHENTICATION, "bad password"))
+    found, client = topics(monkeypatch, KafkaError(ErrorCode.SASL_AUTHENTICATION_FAILED, "bad password"))
     with pytest.raises(AuthorizationError, match="credentials"):
         found.shape("t", in_seconds())
     assert len(client.requests) == 1
@@ -247,12 +247,12 @@ def test_a_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_topic_that_another_process_created_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = topics(monkeypatch, KafkaError.REQUEST_TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS)
+    found, _ = topics(monkeypatch, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
     assert not found.create("t", 3, -1, {}, in_seconds())
 
 
 @pytest.mark.parametrize(
-    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+    "code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED]
 )
 def test_the_error_names_the_missing_right_to_create_topics(
     monkeypatch: pytest.MonkeyPatch, code: int
@@ -265,19 +265,19 @@ def test_the_error_names_the_missing_right_to_create_topics(
 def test_the_error_names_the_missing_right_to_describe_configurations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, _ = topics(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    found, _ = topics(monkeypatch, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match="DescribeConfigs on topic 't'"):
         found.config("t", in_seconds())
 
 
 def test_a_topic_that_the_cluster_cannot_create_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = topics(monkeypatch, KafkaError.INVALID_REPLICATION_FACTOR)
+    found, _ = topics(monkeypatch, ErrorCode.INVALID_REPLICATION_FACTOR)
     with pytest.raises(OperatorError, match=r"creating topic 't'.*INVALID_REPLICATION_FACTOR"):
         found.create("t", 3, 5, {}, in_seconds())
 
 
 def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     found, client = topics(monkeypatch, unknown, described(1, -1), described(-1, -1), described(1, 1))
     assert found.await_led("t", in_seconds()).led
     assert len(client.requests) == 4
@@ -285,7 +285,7 @@ def test_a_new_topic_is_waited_for_until_it_can_be_used(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("answer", "seen"),
-    [(KafkaError.UNKNOWN_TOPIC_OR_PART, "no broker knows it"), (described(-1), "has no leader")],
+    [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no broker knows it"), (described(-1), "has no leader")],
 )
 def test_the_wait_for_a_new_topic_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, seen: str

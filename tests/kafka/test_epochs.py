@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from confluent_kafka import KafkaException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import DataLossError
 from kafka_eos_source.kafka import fetch as wire_consumer
 from kafka_eos_source.kafka.cluster import Cluster
+from kafka_eos_source.kafka.error_codes import KafkaError
 from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
@@ -177,7 +177,7 @@ def test_the_ends_of_epochs_are_asked_of_the_leaders() -> None:
             assert wire.epoch_ends({TP: 5, other: 0}, deadline) == {TP: 60, other: 0}
             assert wire.epoch_ends({TP: 7}, deadline) == {TP: 140}
             assert wire.epoch_ends({TP: 9}, deadline) == {TP: -1}
-            with pytest.raises(KafkaException, match="UNKNOWN_LEADER_EPOCH"):
+            with pytest.raises(KafkaError, match="UNKNOWN_LEADER_EPOCH"):
                 wire.epoch_ends({TP: 5}, deadline, {TP: 8})  # this leader is an old one
         finally:
             wire.close()

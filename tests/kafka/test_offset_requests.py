@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import AbortableError, AuthorizationError, OperatorError
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import named_partitions
 from kafka_eos_source.kafka.group import LIMIT_BYTES, record_bytes, send_in_parts, split
 from kafka_eos_source.kafka.producer import TransactionalProducer
@@ -112,7 +112,7 @@ def refuse_offsets(cluster: SimulatedKafka, code: int) -> None:
 
 def refused_with(code: int) -> Callable[[Collection[GroupOffset], str, Deadline], None]:
     def send(_offsets: Collection[GroupOffset], _group_id: str, _deadline: Deadline) -> None:
-        failure = KafkaException(KafkaError(code))
+        failure = KafkaError(code)
         raise AbortableError("refused") from failure
 
     return send
@@ -132,7 +132,9 @@ def test_a_refusal_without_a_reason_is_explained_by_the_coordinators_limit(
         return limit
 
     with pytest.raises(expected) as caught:
-        send_in_parts(topic_property, offsets(100), "app", deadline_soon(), refused_with(KafkaError.UNKNOWN))
+        send_in_parts(
+            topic_property, offsets(100), "app", deadline_soon(), refused_with(ErrorCode.UNKNOWN_SERVER_ERROR)
+        )
     assert type(caught.value) is expected
     assert ("max.message.bytes=1000" in str(caught.value)) == (expected is OperatorError)
 
@@ -141,10 +143,10 @@ def test_a_refusal_with_a_reason_is_raised_unchanged() -> None:
     def topic_property(*_: object) -> str:
         raise AssertionError("nobody needs it")
 
-    send = refused_with(KafkaError.TRANSACTION_ABORTABLE)
+    send = refused_with(ErrorCode.TRANSACTION_ABORTABLE)
     with pytest.raises(AbortableError) as caught:
         send_in_parts(topic_property, offsets(100), "app", deadline_soon(), send)
-    assert isinstance(caught.value.__cause__, KafkaException)
+    assert isinstance(caught.value.__cause__, KafkaError)
 
 
 def test_an_error_about_thousands_of_partitions_names_a_few() -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from kafka_eos_source.errors import KafkaEosError, UnavailableError
 from kafka_eos_source.kafka import admin, admin_client, connection, failure, probe
@@ -17,6 +16,7 @@ from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.admin_client import Complaints, request
 from kafka_eos_source.kafka.cluster import Cluster
 from kafka_eos_source.kafka.config import producer_config
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.probe import check_reachable
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.model import TopicPartition
@@ -224,7 +224,7 @@ def test_a_command_fails_soon_if_connections_are_refused(
 
 
 def _no_answer(_seconds: float) -> None:
-    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    raise KafkaError(ErrorCode.NO_ANSWER)
 
 
 @pytest.mark.parametrize("starts", [True, False])
@@ -241,7 +241,7 @@ def test_only_a_query_that_starts_fails_soon(refusing: str, starts: bool) -> Non
 
 def test_a_temporary_error_that_a_broker_answers_is_no_reason_to_look_for_brokers(refusing: str) -> None:
     def send(_seconds: float) -> None:
-        raise KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, "it loads"))
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "it loads")
 
     complaints = Complaints({"bootstrap.servers": refusing})
     with pytest.raises(KafkaEosError, match="it loads"):

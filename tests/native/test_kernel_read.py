@@ -279,7 +279,7 @@ def test_lost_offsets_are_reported(mock: MockCluster, writer: Writer) -> None:
 
 def test_a_timeout_names_the_missing_topic(mock: MockCluster) -> None:
     with pytest.raises(
-        UnavailableError, match=r"no records of never-0 arrived .*: never(-0| \[0\]): .*Unknown topic"
+        UnavailableError, match=r"no records of never-0 arrived .*: never(-0| \[0\]): .*unknown topic"
     ):
         read(mock, [OffsetRange(TopicPartition("never", 0), 0, 4)], poll_timeout_ms=1500)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import socket
@@ -207,6 +208,16 @@ def test_a_source_reads_the_journal_of_its_own_query_only(
     journals.SourceFile("mine").write(source(at=now))
     stranger = replace(this_writer(), process=replace(this_writer().process, pid=1))
     journals.SourceFile("theirs").write(source(at=now, application_id="other", writer=stranger))
+    journals.SourceFile("ended").write(source(at=now - 9000, application_id="third", writer=stranger))
+    folder = PrivateFolder.of_user("kafka-eos-live").folder("sources")
+    os.utime(os.path.join(folder.path, "ended"), (now - 9000, now - 9000))
+    contents, read_file = [], PrivateFolder.read
+
+    def reading(self: PrivateFolder, name: str, *size: int) -> str | None:
+        contents.append(name)
+        return read_file(self, name, *size)
+
+    monkeypatch.setattr(PrivateFolder, "read", reading)
     read: list[str] = []
     lines = PrivateFolder.lines
 
@@ -217,6 +228,8 @@ def test_a_source_reads_the_journal_of_its_own_query_only(
     monkeypatch.setattr(PrivateFolder, "lines", counting)
     (found,) = queries_of_source()
     assert (found.journal.application_id, read) == ("app", ["app"])
+    assert {"mine", "theirs"} <= set(contents)
+    assert "ended" not in contents, "a source that runs renews its file"
     assert found.view.lag["in"].offsets == 20
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
-from confluent_kafka import KafkaError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.errors import AuthorizationError, InvalidOptionError
 from kafka_eos_source.kafka.admin import ClusterReader, SourceAdmin
 from kafka_eos_source.kafka.admin_client import Complaints
+from kafka_eos_source.kafka.error_codes import ErrorCode, KafkaError
 from kafka_eos_source.kafka.failure import Login, classify, unreachable
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.probe import check_reachable
@@ -50,7 +50,11 @@ any_secret = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=12
 )
 
 
-@given(st.sampled_from(NAMES), any_secret, st.sampled_from([KafkaError._TRANSPORT, KafkaError._SSL, 29, 58]))
+@given(
+    st.sampled_from(NAMES),
+    any_secret,
+    st.sampled_from([ErrorCode.CONNECTION_FAILED, ErrorCode.TLS_HANDSHAKE_FAILED, 29, 58]),
+)
 def test_secrets_in_messages_of_client_and_broker_are_masked(name: str, secret: str, code: int) -> None:
     config = {name: secret}
     ours = str(classify(KafkaError(code, ""), "reading")) + str(unreachable("servers", 1000, ""))
@@ -116,7 +120,9 @@ def test_a_usual_word_as_password_is_masked_as_a_word(text: str, hidden: str) ->
 
 def test_the_secrets_of_one_query_are_not_masked_in_the_texts_of_another() -> None:
     Secrets.of({"sasl.password": "topic"})
-    error = classify(KafkaError(KafkaError._TRANSPORT, "the topic"), "reading topic 't'", Secrets.of({}))
+    error = classify(
+        KafkaError(ErrorCode.CONNECTION_FAILED, "the topic"), "reading topic 't'", Secrets.of({})
+    )
     assert error.message.startswith("reading topic 't': the topic (")
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -329,6 +330,35 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
         transport = Transport(url, Credentials("Authorization"), 5.0)
         assert transport.request("GET", "/pending", deadline()).status is None
         transport.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig", b"HTTP/1.1 200 OK\r\n\r\n", b""]
+)
+def test_a_refusal_is_read_although_the_service_closes_before_it_has_the_whole_body(answer: bytes) -> None:
+    """Any other answer cannot mean the whole body."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+                # closed with unread bytes, so the client gets a reset
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = Transport(f"http://127.0.0.1:{server.getsockname()[1]}", Credentials("h"), 30.0)
+        found = transport.request(
+            "POST", "/rows", Deadline.after_seconds(30), body=memoryview(bytes(64 << 20))
+        )
+        thread.join()
+    if b"413" in answer:
+        assert (found.status, found.body) == (413, b"big")
+    else:
+        assert found.status is None
+        assert b"BrokenPipeError" in found.body or b"ConnectionResetError" in found.body
+    assert transport._connection is None, "the rest of the body cannot be sent any more"
 
 
 class Answering(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -58,8 +59,9 @@ class Scripted(TwoPhaseSink):
         return self._record_call("prepare")
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
-        if self.context.store is not None and self.context.store.has_rows(str(txn)):
-            self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn), ""))
+        if self.context.store is not None:
+            with contextlib.suppress(FileNotFoundError):  # not prepared
+                self.drawn += sum(self._slowly(batch) for batch in self.context.store.rows(str(txn), ""))
         return self._record_call("commit")
 
     def abort(self, txn: SinkTxn, deadline: Deadline) -> Outcome:

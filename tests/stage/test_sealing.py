@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from kafka_eos_source.errors import InvalidRecordError, StagedPartError
+from kafka_eos_source.errors import (
+    AuthorizationError,
+    InvalidRecordError,
+    KafkaEosError,
+    StagedPartError,
+    UnavailableError,
+)
 from kafka_eos_source.kafka import kernel, topic_admin
 from kafka_eos_source.kafka.batches import EncodedBatch, Encoder
 from kafka_eos_source.kafka.config import producer_config
@@ -24,7 +30,7 @@ from kafka_eos_source.kafka.topic_admin import TopicShape
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.arrow import SEALED, STAGED_ARROW
-from kafka_eos_source.stage import staging
+from kafka_eos_source.stage import row_rules, staging
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.staging import SealingPlan, sealed_batches, stage
@@ -191,7 +197,7 @@ def test_a_record_that_is_too_large_is_refused_in_the_task(monkeypatch: pytest.M
         SealingPlan("out", PARTITIONS, topic_bytes=100, batch_bytes=100, record_bytes=1000, least_bytes=10),
     ):
         with pytest.raises(
-            InvalidRecordError, match=r"writing a record of .* to topic 'out'.*MSG_SIZE_TOO_LARGE"
+            InvalidRecordError, match=r"writing a record of .* to topic 'out'.*MESSAGE_TOO_LARGE"
         ):
             staged(batches, plan)
 
@@ -297,6 +303,8 @@ class Admin:
     """A `TopicAdmin` for one topic."""
 
     settings: Mapping[str, str] = {}
+    asked: ClassVar[list[tuple[str, float]]] = []
+    error: KafkaEosError | None = None
 
     def __init__(self, _kafka: object) -> None:
         pass
@@ -308,9 +316,12 @@ class Admin:
         pass
 
     def shape(self, name: str, _deadline: Deadline) -> TopicShape | None:
-        return TopicShape(3, True, "id") if name == "out" else None
+        return TopicShape(3, True, "id") if name != "missing" else None
 
-    def config(self, _name: str, _deadline: Deadline) -> Mapping[str, str]:
+    def config(self, name: str, deadline: Deadline) -> Mapping[str, str]:
+        self.asked.append((name, deadline.budget_seconds))
+        if self.error is not None:
+            raise self.error
         return self.settings
 
 
@@ -329,7 +340,7 @@ def test_the_plan_keeps_to_every_limit_of_the_topic(
 ) -> None:
     monkeypatch.setattr(topic_admin, "TopicAdmin", Admin)
     monkeypatch.setattr(Admin, "settings", settings)
-    monkeypatch.setattr(staging, "_known", {})
+    monkeypatch.setattr(row_rules, "_known", {})
     found = staging.sealing_plan({"bootstrap.servers": "localhost:1"}, "out")
     assert (None if found is None else (found.batch_bytes, found.partitions)) == (
         None if batch_bytes is None else (batch_bytes, 3)
@@ -338,3 +349,29 @@ def test_the_plan_keeps_to_every_limit_of_the_topic(
     assert staging.sealing_plan({"bootstrap.servers": "localhost:1"}, None) is None
     other = staging.sealing_plan({"bootstrap.servers": "localhost:1", "partitioner": "fnv1a"}, "out")
     assert (None if other is None else other.partitioner) == (None if batch_bytes is None else "fnv1a")
+
+
+def test_a_topic_is_asked_for_once_and_a_short_wait_is_not_repeated_in_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_admin, "TopicAdmin", Admin)
+    monkeypatch.setattr(row_rules, "_known", {})
+    monkeypatch.setattr(Admin, "asked", [])
+    monkeypatch.setattr(Admin, "settings", {"max.message.bytes": "50000", "segment.bytes": "1073741824"})
+    kafka = {"bootstrap.servers": "localhost:1"}
+    monkeypatch.setattr(Admin, "error", UnavailableError("no answer"))
+    for _ in range(2):
+        assert staging.sealing_plan(kafka, "out") is None
+    assert Admin.asked == [("out", 3.0)]
+    for _ in range(2):  # the batch fails: the next try asks again
+        with pytest.raises(UnavailableError, match="no answer"):
+            row_rules.record_limits(kafka, "out", None)
+    assert Admin.asked[1:] == [("out", 60.0)] * 2
+    monkeypatch.setattr(Admin, "error", None)
+    assert row_rules.record_limits(kafka, "out", "letters").record_bytes == 50_000
+    assert staging.sealing_plan(kafka, "out") is not None
+    assert [name for name, _ in Admin.asked[3:]] == ["out", "letters"]
+    monkeypatch.setattr(Admin, "error", AuthorizationError("not shown"))
+    assert staging.sealing_plan(kafka, "secret") is None
+    assert row_rules.record_limits(kafka, "secret", None).partitions == 3
+    assert [name for name, _ in Admin.asked[5:]] == ["secret"]

@@ -25,7 +25,7 @@ from kafka_eos_source.state.reading.stores import Changelog, Cut
 from kafka_eos_source.state.snapshots.storage import Manifest, SnapshotStorage
 from kafka_eos_source.state.snapshots.upload import LocalCopy, upload
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.state_kit import TINY, binary
+from tests.state.state_kit import TINY, binary, put_rows
 
 APP, STORE, TOPIC, TOPIC_ID = "app", "counts", "app-counts-changelog", "topic-1"
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -46,7 +46,6 @@ class FakeQuery:
     Attributes:
         root: its ``state.dir``.
         location: where its snapshots are.
-        schema: fingerprint of its encoding, which readers do not know.
         logs: for each shard, the entry at each offset of the changelog.
         starts: first offset of each shard's log.
         retention_ms: ``delete.retention.ms``; None = readers may not see it.
@@ -58,7 +57,6 @@ class FakeQuery:
     root: Path
     location: str
     shards: int = 2
-    schema: str = "encoding"
     topic_id: str = TOPIC_ID
     retention_ms: int | None = 24 * HOUR_MS
     logs: dict[int, list[Entry]] = field(default_factory=dict)
@@ -97,7 +95,7 @@ class FakeQuery:
         return replace(self.changelog, snapshot_location=self.location)
 
     def identity(self, shard: int) -> StoreIdentity:
-        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id, self.schema)
+        return StoreIdentity(APP, STORE, shard, self.shards, TOPIC, self.topic_id)
 
     def open(self, shard: int) -> TransactionalStateStore:
         identity = self.identity(shard)
@@ -116,7 +114,7 @@ class FakeQuery:
             record = BatchRecord("query", number, f"attempt-{number}-{shard}", "run")
             record = replace(record, time_ms=now_ms() - int(hours_ago * HOUR_MS))
             with self.open(shard) as store:
-                store.put_all(list((self._changes() if changes is None else changes).items()))
+                put_rows(store, list((self._changes() if changes is None else changes).items()))
                 for each in store.staged_changes():
                     log += zip(each["key"].to_pylist(), each["value"].to_pylist(), strict=True)
                 log.append((Owner(APP, STORE, self.shards).key, encode_batch(record)))

@@ -23,7 +23,7 @@ from tests import ROOT
 TOPIC = "app-counts-changelog"
 TP = TopicPartition(TOPIC, 0)
 INPUT = TopicPartition("input", 0)
-IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC, schema="schema")
+IDENTITY = StoreIdentity("app", "counts", 0, 4, TOPIC)
 
 #: Factor for the number of examples, rounds and crashes; 1 is quick.
 EFFORT = int(os.environ.get("KAFKA_EOS_TEST_EFFORT", "1"))
@@ -47,6 +47,12 @@ def binary(items: Iterable[bytes | None] = ()) -> pa.BinaryArray:
 
 def key(number: int) -> bytes:
     return b"\1k%05d" % number
+
+
+def put_rows(store: TransactionalStateStore, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+    """Stages rows; a value of None deletes."""
+    rows = list(rows)
+    store.put_many(binary(key for key, _ in rows), binary(value for _, value in rows))
 
 
 @dataclass
@@ -100,12 +106,12 @@ class Workload:
             return
         if kind == "ranges":
             store.delete_range(*span)
-        store.put_all(list(rows.items()))
+        put_rows(store, list(rows.items()))
         if kind == "promote":
             store.persist_pending(record(number, "loser"))
             if kind == "ranges":
                 store.delete_range(*span)
-            store.put_all(list(rows.items()))
+            put_rows(store, list(rows.items()))
             store.persist_pending(record(number))
             store.promote(record(number), {TP: number})
         else:

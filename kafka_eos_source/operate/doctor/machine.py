@@ -26,7 +26,6 @@ import psutil
 from kafka_eos_source import native
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import KafkaEosError, KernelUnavailableError, OperatorError
-from kafka_eos_source.kafka.admin_client import librdkafka_version
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, failure, ok
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import DAEMON_SETTING
@@ -474,7 +473,7 @@ def installed(java: int | None) -> Versions:
 def check_versions(versions: Versions) -> Iterator[Finding]:
     """Yields the versions, and each known problem of their combination."""
     listed = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.packages.items())
-    text = f"Python {versions.python}, {listed}, librdkafka {librdkafka_version()}"
+    text = f"Python {versions.python}, {listed}"
     missing = [name for name, version in versions.packages.items() if version is None]
     if missing:
         yield Finding(

@@ -139,15 +139,14 @@ def with_operator(
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
         StateMismatchError, ChangelogError, UnavailableError: if ``application.id`` is set and the changelog
-            topic is unsuitable or unreachable. Without ``application.id``, and with Spark Connect, the first
-            task checks the topic.
+            topic is unsuitable or unreachable. Without ``application.id``, the first task checks the topic.
         KafkaEosError: as `with_operator_in_read`.
     """
     if shards == PARTITIONS:
         return with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
     checked = parse_state(options)
     count = shard_count(shards)
-    if checked.application_id is not None and hasattr(frame, "_jdf"):  # only the server may reach the brokers
+    if checked.application_id is not None:
         ensure_changelog(checked, changelog_name(checked.application_id, store), count)
     disable_adaptive_streaming(frame.sparkSession)
     warn_of_large_batches(frame.sparkSession, "a stateful operator")

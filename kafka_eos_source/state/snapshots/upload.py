@@ -341,12 +341,6 @@ def _warn_of_long_upload(thread: threading.Thread, settings: SnapshotSettings) -
         )
 
 
-def wait_for_upload() -> None:
-    """Waits until the upload that this process runs, if any, has ended."""
-    if _thread is not None:
-        _thread.join()
-
-
 def _run(copy: LocalCopy, state: Manifest, settings: SnapshotSettings) -> None:
     interval_ms = settings.interval_ms
     try:

@@ -210,7 +210,7 @@ def _checked_metadata(
 
 
 def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity) -> StoreIdentity:
-    """Returns the expected identity, with the stored topic id and schema if it has none.
+    """Returns the expected identity, with the stored topic id and cluster if it has none.
 
     Raises:
         StateMismatchError: if the store holds other state.
@@ -219,7 +219,6 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
     known = replace(
         expected,
         topic_id=expected.topic_id or stored.topic_id,
-        schema=expected.schema or stored.schema,
         cluster_id=expected.cluster_id or stored.cluster_id,
     )
     if stored.cluster_id and stored.cluster_id != known.cluster_id:
@@ -240,14 +239,7 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
             fix=RESTORE_FIX,
             reason="topic",
         )
-    comparable = asdict(
-        replace(
-            stored,
-            topic_id=known.topic_id,
-            schema=stored.schema or known.schema,
-            cluster_id=known.cluster_id,
-        )
-    )
+    comparable = asdict(replace(stored, topic_id=known.topic_id, cluster_id=known.cluster_id))
     differences = ", ".join(
         f"{name} {comparable[name]!r}, expected {wanted!r}"
         for name, wanted in asdict(known).items()
@@ -256,7 +248,7 @@ def _merged_identity(path: Path, stored: StoreIdentity, expected: StoreIdentity)
     if differences:
         raise StateMismatchError(
             f"the store {path} holds other state: {differences}.",
-            fix="the number of shards and the schema cannot change in place. Use `kafka-eos state rescale` "
+            fix="the number of shards cannot change in place. Use `kafka-eos state rescale` "
             "for another number of shards. If the folder is left from another query, remove it: the state is "
             "then restored from the changelog. Another store name begins with empty state, so it needs a new "
             "application.id and a new checkpoint.",

@@ -313,12 +313,6 @@ class TransactionalStateStore(Reads):
         if self._uncommitted.exceeds_share():
             self._spill()
 
-    def put_all(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Stages all pairs, or none if a key is None."""
-        if any(key is None for key, _ in pairs):
-            raise ValueError("a key is None; nothing was staged.")
-        self._put_lists([key for key, _ in pairs], [value for _, value in pairs])
-
     def put_many(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
         """Stages many writes; a null value deletes. The last value of a repeated key counts."""
         if keys.null_count:
@@ -328,7 +322,11 @@ class TransactionalStateStore(Reads):
         self._claim()
         for at in range(0, len(keys), _KEYS_PER_SLICE):
             part = keys.slice(at, _KEYS_PER_SLICE), values.slice(at, _KEYS_PER_SLICE)
-            self._put_lists(part[0].to_pylist(), part[1].to_pylist(), _payload_bytes(*part))
+            self._uncommitted.overlay.put_many(
+                part[0].to_pylist(), part[1].to_pylist(), _payload_bytes(*part)
+            )
+            if self._uncommitted.exceeds_share():
+                self._spill()
 
     def delete(self, key: bytes) -> None:
         """Stages the delete of a key."""
@@ -352,14 +350,6 @@ class TransactionalStateStore(Reads):
             else:
                 overlay.drop(low, high)
                 overlay.put_many(known, [None] * len(known))
-        if self._uncommitted.exceeds_share():
-            self._spill()
-
-    def _put_lists(
-        self, keys: list[bytes], values: list[bytes | None], payload_bytes: int | None = None
-    ) -> None:
-        self._claim()
-        self._uncommitted.overlay.put_many(keys, values, payload_bytes)
         if self._uncommitted.exceeds_share():
             self._spill()
 

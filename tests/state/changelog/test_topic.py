@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from kafka_eos_source.errors import (
     StateMismatchError,
     UnavailableError,
 )
+from kafka_eos_source.kafka.error_codes import ErrorCode
 from kafka_eos_source.kafka.fetch import RangeConsumer
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.reader import ConsumerPool
@@ -322,9 +322,9 @@ def test_reading_the_offset_takes_one_request(cluster: SimulatedKafka, consumer:
 @pytest.mark.parametrize(
     "code",
     [
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ],
 )
 def test_a_transient_error_is_retried(cluster: SimulatedKafka, consumer: RangeConsumer, code: int) -> None:
@@ -364,7 +364,7 @@ def test_an_open_transaction_is_distinguished_from_no_offset(
 
 
 def test_a_coordinator_that_loads_is_no_transaction(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
-    refusing(cluster, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, 3)
+    refusing(cluster, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 3)
     ended: list[Deadline] = []
     look = CommittedShard(consumer, GROUP, TP, end_transaction=ended.append, end_after_ms=0)
     assert look.offset(deadline_in()) == HELD
@@ -415,7 +415,7 @@ def test_without_a_coordinator_that_knows_the_transaction_nothing_is_proved(clus
 def test_an_answer_about_a_transaction_that_nobody_asked_for_is_not_taken_for_no_offset(
     cluster: SimulatedKafka,
 ) -> None:
-    refusing(cluster, KafkaError.UNSTABLE_OFFSET_COMMIT, 2)
+    refusing(cluster, ErrorCode.UNSTABLE_OFFSET_COMMIT, 2)
     offsets = GroupOffsets({"bootstrap.servers": cluster.bootstrap})
     assert offsets.committed_now(GROUP, [TP], deadline_in()) == {TP: HELD}
 
@@ -429,19 +429,19 @@ def test_deleting_a_group_ends_at_the_deadline() -> None:
 
 
 def test_the_error_names_the_missing_acl(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
-    refusing(cluster, KafkaError.GROUP_AUTHORIZATION_FAILED, 1)
+    refusing(cluster, ErrorCode.GROUP_AUTHORIZATION_FAILED, 1)
     with pytest.raises(AuthorizationError, match=r"offsets of group 'orders' for .*-changelog-1"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in())
 
 
 def test_no_coordinator_is_an_error(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
-    refusing(cluster, KafkaError.COORDINATOR_NOT_AVAILABLE, 1000)
+    refusing(cluster, ErrorCode.COORDINATOR_NOT_AVAILABLE, 1000)
     with pytest.raises(UnavailableError, match="offsets of group 'orders'"):
         CommittedShard(consumer, GROUP, TP).offset(deadline_in(0.3))
 
 
 def test_a_group_that_does_not_exist_has_no_offsets(cluster: SimulatedKafka, consumer: RangeConsumer) -> None:
-    refusing(cluster, KafkaError.GROUP_ID_NOT_FOUND, 1)
+    refusing(cluster, ErrorCode.GROUP_ID_NOT_FOUND, 1)
     assert CommittedShard(consumer, GROUP, TP).offset(deadline_in()) is None
 
 

@@ -13,7 +13,17 @@ from kafka_eos_source.errors import StateCorruptedError
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, OtherProcess, binary, key, other_process
+from tests.state.state_kit import (
+    IDENTITY,
+    SPILLING,
+    TINY,
+    TP,
+    OtherProcess,
+    binary,
+    key,
+    other_process,
+    put_rows,
+)
 from tests.state.store.crash_kit import until
 
 #: Rows of a table. Compacting eight such tables takes some tenths of a second, closing the store a few ms.
@@ -36,7 +46,7 @@ def commit(store: TransactionalStateStore, keys: int) -> None:
     """Commits that many keys, each with the value of the commit's offset."""
     offset = (store.next_offset(TP) or 0) + 1
     order = np.random.default_rng(offset).permutation(keys)
-    store.put_all([(key(int(number)), value(offset)) for number in order])
+    put_rows(store, [(key(int(number)), value(offset)) for number in order])
     store.commit({TP: offset})
 
 

@@ -32,6 +32,7 @@ from tests.state.state_kit import (
     binary,
     key,
     other_process,
+    put_rows,
     record,
 )
 from tests.state.store.crash_kit import (
@@ -228,7 +229,7 @@ def test_close_releases_the_files_although_views_and_scans_are_open(
     other.run(
         f"store = TransactionalStateStore.open({str(path)!r}, IDENTITY)\n"
         "for number in range(1, 21):\n"
-        "    store.put_all([(key(n), b'%d' % number) for n in range(100)])\n"
+        "    put_rows(store, [(key(n), b'%d' % number) for n in range(100)])\n"
         "    store.commit({TP: number})\n"
         "managers = [store.view(), store.view()]\n"
         "views = [manager.__enter__() for manager in managers]\n"
@@ -288,7 +289,7 @@ def test_another_process_reads_commits_while_the_owner_writes(other: OtherProces
         f"number, enough = 0, Path({str(enough)!r})\n"
         "while not enough.exists():\n"
         "    number += 1\n"
-        "    store.put_all([(key(n), b'%d' % number * 20) for n in range(50)])\n"
+        "    put_rows(store, [(key(n), b'%d' % number * 20) for n in range(50)])\n"
         "    store.put(b'\\1last', b'%d' % number)\n"
         "    store.commit({TP: number})\n"
         "store.put(b'\\1staged', b'')\n"
@@ -384,7 +385,7 @@ def test_a_full_disk_closes_the_store_and_loses_no_commit(tmp_path: Path) -> Non
             "store.put(b'\\1a', b'1'); store.commit({TP: 1})\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "result = []\n"
-            "store.put_all([(key(n), b'x' * 500) for n in range(3000)])\n"
+            "put_rows(store, [(key(n), b'x' * 500) for n in range(3000)])\n"
             "commit = lambda: store.commit({TP: 2})\n"
             "acts = commit, lambda: store.get(b'\\1a'), store.last_batch\n"
             "for act in acts:\n"
@@ -429,7 +430,7 @@ def test_closing_a_store_leaves_small_changes_in_a_log_of_bounded_length(tmp_pat
         with TransactionalStateStore.open(path, IDENTITY) as store:
             assert store.get(b"\1last") == (b"%d" % (number - 1) if number > 1 else None)
             assert (store.next_offset(TP) or 0) == number - 1
-            store.put_all([(key(n), b"%d" % number) for n in range(100)])
+            put_rows(store, [(key(n), b"%d" % number) for n in range(100)])
             store.put(b"\1last", b"%d" % number)
             store.persist_pending(record(number))
             store.promote(record(number), {TP: number})
@@ -447,7 +448,7 @@ def test_closing_a_store_leaves_small_changes_in_a_log_of_bounded_length(tmp_pat
 
 def test_closing_a_store_writes_a_long_log_into_tables(tmp_path: Path) -> None:
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.put_all([(key(n), b"x" * 100) for n in range(3000)])
+        put_rows(store, [(key(n), b"x" * 100) for n in range(3000)])
         store.commit({TP: 1})
     db = tmp_path / "s" / "db"
     assert list(db.glob("*.sst"))

@@ -24,7 +24,7 @@ from kafka_eos_source.state.store import database, durable
 from kafka_eos_source.state.store.database import Database
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, record
+from tests.state.state_kit import EFFORT, IDENTITY, TP, Model, Workload, binary, key, put_rows, record
 from tests.state.store.crash_kit import (
     OPEN_FOR_EACH_COMMIT,
     OPEN_ONCE,
@@ -150,8 +150,8 @@ def _check(done: int, last: object, rows: Model) -> None:
 
 
 def test_the_first_log_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
-    """The second log would do: a store that learns its schema later records its identity again."""
-    for number, identity in enumerate([replace(IDENTITY, schema=""), IDENTITY], 1):
+    """The second log would do: a store that learns its cluster later records its identity again."""
+    for number, identity in enumerate([IDENTITY, replace(IDENTITY, cluster_id="c")], 1):
         _commit(tmp_path / "s", number, identity=identity)
     first, *_ = _written_logs(tmp_path / "s")
     first.unlink()
@@ -185,7 +185,7 @@ def test_tables_that_a_close_wrote_ahead_of_others_are_noticed_if_the_log_is_los
     assert not copies
     rows = {key(n): b"x" * 200 for n in range(3000)}
     with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
-        store.put_all(list(rows.items()))
+        put_rows(store, list(rows.items()))
         _put(store, 2)
     copy = copies[flushed - 1]
     intact = shutil.copytree(copy, tmp_path / "intact")
@@ -204,7 +204,7 @@ def test_a_large_batch_that_is_ahead_of_its_record_is_noticed(
     config = StoreConfig(uncommitted_max_bytes=6_000)
     with TransactionalStateStore.open(tmp_path / "live", IDENTITY, config) as store:
         _put(store, 1)
-        store.put_all([(key(n), b"x" * 30) for n in range(1000)])
+        put_rows(store, [(key(n), b"x" * 30) for n in range(1000)])
         store.commit({TP: 2}, batch=record(2))
     log = _written_logs(copies[0])[-1]
     os.truncate(log, records_of(log)[-1])
@@ -298,7 +298,7 @@ def test_a_power_failure_while_a_store_closes_is_no_damage(
     with TransactionalStateStore.open(tmp_path / "live", IDENTITY) as store:
         logs.append(_SyncedLengths(store._durable.database))
         _put(store, 1)
-        store.put_all(list(rows.items()))
+        put_rows(store, list(rows.items()))
         _put(store, 2)
     (copy,) = copies
     hole = shutil.copytree(copy, tmp_path / "hole")
@@ -339,7 +339,7 @@ def test_a_requirement_that_a_full_disk_does_not_take_leaves_the_log(
         raise OSError(28, "No space left on device")
 
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.put_all([(key(n), b"x" * 200) for n in range(3000)])
+        put_rows(store, [(key(n), b"x" * 200) for n in range(3000)])
         _put(store, 1)
         monkeypatch.setattr(database, "replace_text", full)
     assert not list(tmp_path.glob("s/db/*.sst"))

@@ -19,7 +19,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.state.encoding.layout import upper_bound
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
-from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, Model, binary, record
+from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, Model, binary, put_rows, record
 
 # Few keys that are prefixes of each other or end in 0xff, so that bounds and ranges often touch them.
 KEYS = st.one_of(
@@ -73,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(value=st.binary(max_size=2))
     def put_a_run_of_keys(self, value: bytes) -> None:
         rows = [(b"\1x%03d" % n, value) for n in range(400)]
-        self.store.put_all(rows)
+        put_rows(self.store, rows)
         self.seen.update(rows)
 
     @rule(low=KEYS, high=st.one_of(st.none(), KEYS))

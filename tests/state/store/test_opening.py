@@ -89,7 +89,6 @@ def content(path: Path) -> dict[str, bytes]:
         {"shard": 1},
         {"shards": 8},
         {"changelog_topic": "x"},
-        {"schema": "x"},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -117,7 +116,7 @@ def test_a_store_of_a_recreated_topic_must_be_restored_and_an_unknown_topic_id_i
     with pytest.raises(
         StateCorruptedError, match="id one, which was deleted"
     ):  # even with another number of shards
-        open_store(path, replace(IDENTITY, topic_id="two", shards=9, schema="new"))
+        open_store(path, replace(IDENTITY, topic_id="two", shards=9))
 
 
 def test_a_store_of_another_cluster_is_refused_and_not_removed(path: Path) -> None:
@@ -133,15 +132,12 @@ def test_a_store_of_another_cluster_is_refused_and_not_removed(path: Path) -> No
         assert store.get(A) == b"1"
 
 
-def test_an_unknown_schema_is_recorded_at_the_next_open(path: Path) -> None:
-    """`kafka-eos state restore` creates stores without knowing their processor."""
-    open_store(path, replace(IDENTITY, schema="")).close()
-    with open_store(path) as store:
-        assert store.identity.schema == IDENTITY.schema
-    with open_store(path, replace(IDENTITY, schema="")) as store:
-        assert store.identity.schema == IDENTITY.schema
-    with pytest.raises(StateMismatchError, match="schema"):
-        open_store(path, replace(IDENTITY, schema="another"))
+def test_an_unknown_cluster_is_recorded_at_the_next_open(path: Path) -> None:
+    open_store(path).close()
+    known = replace(IDENTITY, cluster_id="east")
+    for opened in (known, IDENTITY):
+        with open_store(path, opened) as store:
+            assert store.identity == known
 
 
 def test_a_store_of_a_newer_format_is_refused_before_anything_is_changed(path: Path) -> None:

@@ -27,7 +27,7 @@ from kafka_eos_source.state.store.durable import in_key_order
 from kafka_eos_source.state.store.overlay import SortedKeys
 from kafka_eos_source.state.store.rocksdb import WriteBatch
 from kafka_eos_source.state.store.transactional import StateHandle, TransactionalStateStore
-from tests.state.state_kit import IDENTITY, INPUT, TINY, TP, binary, key, record
+from tests.state.state_kit import IDENTITY, INPUT, TINY, TP, binary, key, put_rows, record
 
 A, B, C, D, E, F = (b"\1" + letter for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))
 
@@ -45,7 +45,7 @@ def store(path: Path) -> Iterator[TransactionalStateStore]:
 
 def fill(store: TransactionalStateStore, *keys: bytes, offset: int = 0) -> None:
     """Commits each key with the key as its value."""
-    store.put_all([(each, each) for each in keys])
+    put_rows(store, [(each, each) for each in keys])
     store.commit({TP: offset})
 
 
@@ -123,7 +123,7 @@ def test_a_range_delete_without_an_end_deletes_to_the_last_key(store: Transactio
 def test_a_scan_shows_the_state_at_its_start(store: TransactionalStateStore) -> None:
     many = [key(n) for n in range(300)]
     fill(store, *many[::2])
-    store.put_all([(each, each) for each in many[1::2]])
+    put_rows(store, [(each, each) for each in many[1::2]])
     scans = [store.all(), store.range(reverse=True), store.prefix_scan(b"\1k")]
     first = [next(scan)[0] for scan in scans]
     store.delete_range(many[10], many[290])
@@ -145,15 +145,13 @@ def test_a_scan_that_fails_to_start_leaves_nothing_open(store: TransactionalStat
     assert len(store._scans) == 0
 
 
-def test_put_all_stages_all_rows_or_none(store: TransactionalStateStore) -> None:
-    with pytest.raises(ValueError, match="nothing was staged"):
-        store.put_all([(A, b"1"), (None, b"2"), (C, b"3")])  # type: ignore[list-item]
+def test_put_many_stages_all_rows_or_none(store: TransactionalStateStore) -> None:
     with pytest.raises(ValueError, match="nothing was staged"):
         store.put_many(pa.array([A, None], pa.binary()), pa.array([b"1", b"2"], pa.binary()))
     with pytest.raises(ValueError, match="None"):
         store.put(None, b"1")  # type: ignore[arg-type]
     assert store.approximate_num_uncommitted_bytes() == 0
-    store.put_all([(A, b"1"), (B, b"2")])
+    put_rows(store, [(A, b"1"), (B, b"2")])
     with store.view() as view:
         assert list(view.all()) == []
     store.commit({TP: 2})
@@ -184,7 +182,6 @@ def test_every_method_of_a_closed_store_raises(store: TransactionalStateStore) -
         store.staged_bytes,
         store.approximate_committed_size,
         lambda: store.put(A, b""),
-        lambda: store.put_all([(A, b"")]),
         lambda: store.put_many(empty, empty),
         lambda: store.delete(A),
         lambda: store.delete_range(A, B),
@@ -435,7 +432,7 @@ def test_of_two_task_attempts_the_named_one_is_promoted(store: TransactionalStat
 
 
 def test_persisting_a_task_attempt_again_replaces_it(store: TransactionalStateStore) -> None:
-    store.put_all([(key(n), b"x" * 200) for n in range(70_000)])
+    put_rows(store, [(key(n), b"x" * 200) for n in range(70_000)])
     store.persist_pending(record(0, "a"))
     store.put(A, b"1")
     store.persist_pending(record(0, "a"))
@@ -488,7 +485,7 @@ def test_all_pending_batches_except_the_named_ones_are_dropped(path: Path) -> No
 
 def test_changes_are_returned_in_batches_of_a_few_megabytes(store: TransactionalStateStore) -> None:
     rows = [(key(n), b"v" * 1000) for n in range(20_000)]
-    store.put_all(rows)
+    put_rows(store, rows)
     batches = list(store.staged_changes())
     assert all(batch.nbytes < 6 << 20 for batch in batches)
     assert len(batches) > 3
@@ -562,7 +559,7 @@ def test_get_many_is_right_when_rocksdb_underestimates_the_number_of_keys(
     numbers = [key(n) for n in range(5000)]
     fill(store, *numbers)
     absent = [b"\2" + key(n) for n in range(4400)]
-    store.put_all([(k, None) for k in absent])  # RocksDB counts each delete as one key less
+    put_rows(store, [(k, None) for k in absent])  # RocksDB counts each delete as one key less
     store.commit({TP: 1})
     wanted = numbers[::16]
     assert store._durable.database.property("estimate-num-keys") < 2 * len(wanted)
@@ -580,7 +577,7 @@ def test_recently_committed_rows_are_read_from_memory_with_the_right_values(
         assert [store.get(k) for k in wanted] == list(values)
         assert store.get_many(pa.array(wanted, pa.binary())).to_pylist() == list(values)
 
-    store.put_all([(k, b"1") for k in numbers])
+    put_rows(store, [(k, b"1") for k in numbers])
     store.commit({TP: 1})
     expect(b"1", b"1", b"1")
     store.put(numbers[0], b"2")
@@ -591,7 +588,7 @@ def test_recently_committed_rows_are_read_from_memory_with_the_right_values(
     store.commit({TP: 3}, batch=record(2))
     store.restore_chunk(binary(numbers[:2]), binary([None, b"4"]), {TP: 4}, batch=record(3))
     expect(None, b"4", b"1")
-    store.put_all([(k, b"5") for k in numbers])
+    put_rows(store, [(k, b"5") for k in numbers])
     store.commit({TP: 5}, batch=record(4))
     store.delete_range(numbers[0], numbers[299])
     expect(None, None, b"5")

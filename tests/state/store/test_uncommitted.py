@@ -31,7 +31,18 @@ from kafka_eos_source.state.store.overlay import ENTRY_BYTES, Overlay, Ranges
 from kafka_eos_source.state.store.rocksdb import StoreConfig
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.uncommitted import SpilledRows
-from tests.state.state_kit import IDENTITY, SPILLING, TINY, TP, Model, binary, key, other_process, record
+from tests.state.state_kit import (
+    IDENTITY,
+    SPILLING,
+    TINY,
+    TP,
+    Model,
+    binary,
+    key,
+    other_process,
+    put_rows,
+    record,
+)
 from tests.state.store.crash_kit import copy_of_open_store
 
 #: What a batch of the tests does to a store with `OLD`. It spills several times.
@@ -44,13 +55,13 @@ NEW: Model = {
 
 #: Stages the change from `OLD` to `NEW`: a large range delete, new keys, overwrites, other deletes.
 STAGE = """
-store.put_all([(key(n), b'gone') for n in range(30, 60)])
+put_rows(store, [(key(n), b'gone') for n in range(30, 60)])
 store.delete_range(key(30), key(400))
 for n in range(1000, 1600):
     store.put(key(n), b'new')
 store.put_many(binary(key(n) for n in range(1300, 1420)), binary([b'again'] * 120))
 store.put_many(binary(key(n) for n in range(1400, 1420)), binary([b'new'] * 20))
-store.put_all([(key(n), b'short') for n in range(2000, 2300)])
+put_rows(store, [(key(n), b'short') for n in range(2000, 2300)])
 store.delete_range(key(2000), key(2300))
 store.put(key(3000), b'x' * 3000); store.put(key(3001), b'x' * 3000); store.delete(key(3000))
 store.delete_range(key(3001), key(3002))
@@ -63,13 +74,13 @@ def opened(path: Path, config: StoreConfig = SPILLING) -> TransactionalStateStor
 
 def with_old_state(path: Path) -> TransactionalStateStore:
     store = opened(path)
-    store.put_all(list(OLD.items()))
+    put_rows(store, list(OLD.items()))
     store.commit({TP: 10}, batch=record(1))
     return store
 
 
 def stage(store: TransactionalStateStore) -> None:
-    exec(STAGE, {"store": store, "key": key, "binary": binary})
+    exec(STAGE, {"store": store, "key": key, "binary": binary, "put_rows": put_rows})
     assert store._uncommitted.overlay.spilled is not None
 
 
@@ -276,7 +287,7 @@ def test_the_stores_of_a_process_share_the_limit(tmp_path: Path) -> None:
 
 def test_without_a_limit_nothing_is_spilled(tmp_path: Path) -> None:
     with opened(tmp_path / "s", StoreConfig(uncommitted_max_bytes=-1)) as store:
-        store.put_all([(key(n), b"x" * 1000) for n in range(1000)])
+        put_rows(store, [(key(n), b"x" * 1000) for n in range(1000)])
         assert store.approximate_num_uncommitted_bytes() > 2_000_000
         assert store.staged_bytes()[1] == 0
 
@@ -291,7 +302,7 @@ def test_a_full_disk_fails_the_batch_and_loses_no_commit(tmp_path: Path) -> None
             "replace(SPILLING, uncommitted_max_bytes=2_000_000))\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
             "try:\n"
-            "    store.put_all([(key(n), os.urandom(500)) for n in range(3000)])\n"
+            "    put_rows(store, [(key(n), os.urandom(500)) for n in range(3000)])\n"
             "except Exception as error:\n"
             "    result = [type(error).__name__, str(error)]\n"
             "store.close()"
@@ -416,7 +427,7 @@ def test_a_folder_for_spilled_rows_that_cannot_be_created_is_an_error_of_the_dis
         with monkeypatch.context() as patch:
             patch.setattr(Path, "mkdir", full)
             with pytest.raises(StateError, match="the disk of the state store"):
-                store.put_all([(key(n), b"x" * 100) for n in range(1000)])
+                put_rows(store, [(key(n), b"x" * 100) for n in range(1000)])
         store.rollback()
         assert store.get(key(1)) is None
 
@@ -446,7 +457,7 @@ def damaged(tmp_path: Path) -> Path:
     """The folder of a store of which one block cannot be read."""
     path = tmp_path / "s"
     with TransactionalStateStore.open(path, IDENTITY) as store:
-        store.put_all([(long_key(number), b"%032d" % number) for number in range(ROWS)])
+        put_rows(store, [(long_key(number), b"%032d" % number) for number in range(ROWS)])
         store.commit({TP: 1})
     with TransactionalStateStore.open(path, IDENTITY) as store:
         store.put(b"\2", b"")

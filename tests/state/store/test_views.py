@@ -24,7 +24,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.state.store import files, opening
 from kafka_eos_source.state.store.transactional import TransactionalStateStore
 from kafka_eos_source.state.store.views import StateView
-from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, binary, key, record
+from tests.state.state_kit import EFFORT, IDENTITY, TINY, TP, binary, key, put_rows, record
 
 A, B, C = (b"\1" + letter for letter in (b"a", b"b", b"c"))
 
@@ -56,14 +56,14 @@ def test_views_show_nothing_that_is_staged(store: TransactionalStateStore) -> No
 
 def test_a_view_shows_one_commit_although_others_follow(store: TransactionalStateStore) -> None:
     numbers = [key(n) for n in range(3000)]
-    store.put_all([(k, b"old") for k in numbers])
+    put_rows(store, [(k, b"old") for k in numbers])
     store.commit({TP: 1}, batch=record(1))
     with store.view() as view:
         scan = view.range(numbers[10], numbers[2990])
         back = view.range(numbers[10], numbers[2990], reverse=True)
         assert next(scan) == (numbers[10], b"old")
         store.delete_range(numbers[0], numbers[2000])
-        store.put_all([(k, b"new") for k in numbers[1500:]])
+        put_rows(store, [(k, b"new") for k in numbers[1500:]])
         store.commit({TP: 2}, batch=record(2))
         assert list(scan) == [(k, b"old") for k in numbers[11:2990]]
         assert list(back) == [(k, b"old") for k in reversed(numbers[10:2990])]
@@ -89,7 +89,7 @@ def test_every_view_shows_one_commit_while_a_writer_commits(store: Transactional
     def write() -> None:
         try:
             for number in range(1, rounds + 1):
-                store.put_all([(key(n), b"%d" % number) for n in range(50)])
+                put_rows(store, [(key(n), b"%d" % number) for n in range(50)])
                 if number % 5 == 0:
                     store.persist_pending(record(number))
                     store.promote(record(number), {TP: number})
@@ -150,7 +150,7 @@ def test_changes_that_were_rolled_back_are_not_visible(store: TransactionalState
 
 
 def test_a_view_ends_with_its_block_and_with_the_store(store: TransactionalStateStore) -> None:
-    store.put_all([(key(n), b"") for n in range(200)])
+    put_rows(store, [(key(n), b"") for n in range(200)])
     store.commit({TP: 0})
     with store.view() as view:
         scan = view.all()
@@ -171,7 +171,7 @@ def test_a_reader_reports_a_missing_store_and_opens_a_closed_one(tmp_path: Path)
         TransactionalStateStore.open_read_only(tmp_path / "s")
     assert not (tmp_path / "s").exists()
     with TransactionalStateStore.open(tmp_path / "s", IDENTITY) as store:
-        store.put_all([(key(n), b"1") for n in range(100)])
+        put_rows(store, [(key(n), b"1") for n in range(100)])
         store.commit({TP: 3}, batch=record(0))
     with TransactionalStateStore.open_read_only(tmp_path / "s") as reader:
         assert reader.identity == IDENTITY
@@ -217,7 +217,7 @@ def _await_rest(store: TransactionalStateStore) -> None:
 
 def _commit_next(store: TransactionalStateStore) -> None:
     offset = (store.next_offset(TP) or 0) + 1
-    store.put_all(list(_rows_of(offset).items()))
+    put_rows(store, list(_rows_of(offset).items()))
     store.commit({TP: offset})
 
 
