@@ -33,7 +33,7 @@ from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, SOURCE_PARTITIONS, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
+from kafka_eos_source.state import aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
 from kafka_eos_source.testing.verdict import judge
 
@@ -68,7 +68,6 @@ def hourly_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
         "concat(origin, '@', unix_millis(window_start)) AS key",
         "to_json(struct(origin, unix_millis(window_start) AS hour_ms, flights, mean_delay, max_delay)) "
         "AS value",
-        CHANGELOG,
     )
 
 

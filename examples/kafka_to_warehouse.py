@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from kafka_eos_source import iceberg, sink_options, sql
 from kafka_eos_source.demo import query
 from kafka_eos_source.demo.query import Spec
 from kafka_eos_source.demo.run import EXACTLY_ONCE, History, Kill, Run, schedule
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka import playground
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import aggregate
 
 from flight_delays import in_order, prepare
 
@@ -73,26 +74,19 @@ def route_delays(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
         options=options,
     )
     revision = "to_json(struct(route, flights, minutes, longest)) AS value"
-    return totals.selectExpr("route AS key", revision, *Revision._fields, CHANGELOG)
+    return totals.selectExpr("route AS key", revision, *Revision._fields)
 
 
 def start(spark: SparkSession, spec: Spec) -> StreamingQuery:
     """Starts the query over the whole input."""
     kafka = {"kafka.bootstrap.servers": spec.bootstrap_servers, "application.id": spec.application_id}
-    columns = ",".join(Revision._fields)
-    sinks = {
-        "sinks": "warehouse,lake",
-        "sink.warehouse.type": "sql",
-        "sink.warehouse.url": os.environ[WAREHOUSE],
-        "sink.warehouse.table": TABLE,
-        "sink.warehouse.mode": "upsert",
-        "sink.warehouse.keys": "route",
-        "sink.warehouse.columns": columns,
-        "sink.lake.type": "iceberg",
-        "sink.lake.table": LAKE,
-        "sink.lake.columns": columns,
-        **{f"sink.lake.catalog.{name}": value for name, value in lake(spec.checkpoints).items()},
-    }
+    columns = Revision._fields
+    sinks = sink_options(
+        {
+            "warehouse": sql(os.environ[WAREHOUSE], TABLE, mode="upsert", keys="route", columns=columns),
+            "lake": iceberg(LAKE, catalog=lake(spec.checkpoints), columns=columns),
+        }
+    )
     delays = route_delays(query.events(spark, spec), {**kafka, "state.dir": f"{spec.checkpoints}/state"})
     return (
         delays.writeStream.format("kafka-eos")

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_eos_source.demo.query import session
 from kafka_eos_source.embedded import EmbeddedKafka
 from kafka_eos_source.kafka.playground import create_topics, read_back
-from kafka_eos_source.state import CHANGELOG, aggregate, tumbling
+from kafka_eos_source.state import aggregate, tumbling
 from kafka_eos_source.state.reading.query import StateQuery
 
 SHORTEST_MS, WINDOW_MS, GRACE_MS = 30_000, 5_000, 10_000
@@ -70,7 +70,6 @@ def windowed_counts(events: DataFrame, emit: str, options: Mapping[str, str]) ->
     return counts.selectExpr(
         "concat(category, '@', unix_millis(window_start)) AS key",
         "to_json(struct(category, unix_millis(window_start) AS window_start_ms, views)) AS value",
-        CHANGELOG,
     )
 
 

@@ -106,9 +106,8 @@ def test_spark_submit(
 #: lets the server check the query.
 WORDS = """
 from pyspark.sql import SparkSession, functions as F
-from pyspark.errors import PySparkException
 from kafka_eos_source import App
-from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.state import aggregate
 
 spark = SparkSession.builder.remote("sc://127.0.0.1:15002").getOrCreate()
@@ -143,7 +142,7 @@ numbers = app.read("flights").selectExpr("'all' AS k", "CAST(CAST(value AS STRIN
 counts = app.aggregate(numbers.groupBy("k"), numbers=F.count("*"), shards=1)
 try:
     app.write(counts, "delys", key="k")
-except PySparkException as error:
+except KafkaEosError as error:
     print("This is the mistake:" + str(error).splitlines()[0], flush=True)
 query = app.write(counts.where("numbers > 0"), "delays", key="k").trigger(availableNow=True).start()
 query.awaitTermination()
@@ -199,7 +198,7 @@ def test_spark_connect(
 def test_pipelines(
     broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table reads Kafka and a sink writes it: killed once, run again, then run with new records."""
+    """A flow reads Kafka and a sink writes it: killed once, run again, then run with new records."""
     pytest.importorskip("pyspark.pipelines")
     pytest.importorskip("grpc")
     pytest.importorskip("yaml")

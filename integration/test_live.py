@@ -126,6 +126,7 @@ CONNECT = """
 import json, sys, tempfile
 from pyspark.sql import SparkSession
 from integration.support.kafka import produce
+from kafka_eos_source.datasource.start_checks import check_on_server
 from kafka_eos_source.observe.notebook import view_of
 
 broker, source, sink, folder = sys.argv[1:]
@@ -135,6 +136,12 @@ kafka = {"kafka.bootstrap.servers": broker}
 read = {"subscribe": source, "startingOffsets": "earliest"}
 frame = spark.readStream.format("kafka-eos").options(**kafka, **read).load().selectExpr("key", "value")
 write = {"topic": sink, "checkpointLocation": folder + "/checkpoint"}
+parts = [{**kafka, **read}], {}, {**kafka, **write}
+checked = check_on_server(spark, *parts, frame.schema)
+try:
+    check_on_server(spark, *parts[:2], {**parts[2], "topic": sink[:-1]}, frame.schema)
+except Exception as error:
+    refused = str(error)
 query = frame.writeStream.format("kafka-eos").options(**kafka, **write).start()
 for number in range(4):
     produce(broker, source, [str(number)] * 10)
@@ -142,7 +149,8 @@ for number in range(4):
 found, runs = view_of(query)
 query.stop()
 ended, _ = view_of(query)
-print("VIEW", json.dumps({**found.to_json(), "runs": runs, "ended": ended.status.value}), flush=True)
+print("VIEW", json.dumps({**found.to_json(), "runs": runs, "ended": ended.status.value, "refused": refused,
+    "checked": checked}), flush=True)
 spark.stop()
 """
 
@@ -169,6 +177,9 @@ def test_the_figures_arrive_over_spark_connect(
     assert shown["totals"]["committed"] == shown["totals"]["batches"] + 1
     assert {"tasks", "write", "commit"} <= set(shown["batches"][-1]["seconds"])
     assert sum(each["offsets"] for each in shown["lag"].values()) == 0
+    # the server, which reaches the brokers, checked the query before its start
+    assert shown["checked"] == []
+    assert "does not exist" in shown["refused"]
 
 
 @pytest.mark.long

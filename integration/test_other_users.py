@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import aggregate
 from kafka_eos_source.state import aggregates as agg
 
 OTHER = 61_002
@@ -44,7 +44,7 @@ def test_t385_a_query_names_the_folders_of_another_user_and_uses_none(
     )
 
     def run() -> None:
-        writer = counted.selectExpr("key", "CAST(n AS STRING) AS value", CHANGELOG).writeStream
+        writer = counted.selectExpr("key", "CAST(n AS STRING) AS value").writeStream
         writer = writer.format("kafka-eos").options(**options, topic=sink, checkpointLocation=str(checkpoint))
         in_files = {"staging.location": str(hostile["staging"]), "staging.inline.bytes": "0"}
         assert writer.options(**in_files).trigger(availableNow=True).start().awaitTermination(120)

@@ -28,7 +28,6 @@ from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token, newest
 from kafka_eos_source.spark.session import ADAPTIVE_SETTING
 from kafka_eos_source.state import (
-    CHANGELOG,
     aggregate,
     transform,
     tumbling,
@@ -339,7 +338,7 @@ def test_renewals_between_rows_do_not_change_windows(idle: Idle) -> None:
     )
     assert idle.spark.conf.get(ADAPTIVE_SETTING) == "false", "the operator disabled it"
     feed(0)
-    with idle.running(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)) as query:
+    with idle.running(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value")) as query:
         await_condition(lambda: idle.sequence() >= 1, SECONDS, "the first rows")
         idle.await_renewals(query)
         assert idle.written() == [], "no window is complete"

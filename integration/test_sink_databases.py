@@ -15,6 +15,8 @@ from integration.support.processes import await_condition
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Retryable
+from kafka_eos_source.sinks.specs import parse
+from kafka_eos_source.sinks.watched import check_targets
 from kafka_eos_source.testing.sinks import ROWS, SinkConformance, System, deadline, new_txn, opened, stage
 
 
@@ -40,6 +42,44 @@ class _OnServer(SinkConformance):
             visible=lambda: server.rows(table),
             store=str(tmp_path / "store"),
         )
+
+    @pytest.mark.fault(
+        "T445", "a wrong login, schema, table, column or right of a database", "a query is started"
+    )
+    def test_a_check_names_what_is_wrong_and_leaves_no_trace(self, server: Server, system: System) -> None:
+        """Also while another process has a batch prepared, whose locks the check must not wait for."""
+        table, txn = server.new_table(), new_txn()
+        before = server.tables()
+
+        def check(columns: tuple[str, ...] = ("id", "name", "amount"), **options: object) -> str:
+            sink = constructors.sql(**{"url": server.url, "table": table, **options})  # type: ignore[arg-type]
+            (spec,) = parse(["db"], sink.options("db"))
+            found = check_targets([(spec, ROWS.select(columns).schema)]).get("db")
+            return "" if found is None else str(found)
+
+        assert check() == ""
+        refused = check(url=server.wrong_password())
+        assert "SINK_UNAVAILABLE" in refused
+        assert "option 'sink.db.url'" in refused
+        assert "hunter2" not in refused
+        assert "option 'sink.db.schema'" in check(schema="no_such_schema")
+        assert "there is no table" in check(create=False)
+        assert server.tables() == before, "the check created a table"
+        server.run(f"CREATE TABLE {table} (id BIGINT PRIMARY KEY, name VARCHAR(80))")
+        assert check(("id", "name")) == ""
+        assert check(("id", "name"), mode="upsert", keys="id") == ""
+        assert "has no column 'amount'" in check()
+        assert "no primary key or unique constraint" in check(("id", "name"), mode="upsert", keys="name")
+        if isinstance(server, Postgres):
+            server.run(f"GRANT SELECT ON {table} TO guarded")
+            refused = check(("id", "name"), url=server.wrong_password().replace("hunter2", "swordfish"))
+            assert f"no right to INSERT into the table {table}" in refused
+        with opened(system) as sink:
+            assert sink.prepare(txn, stage(sink, ROWS), deadline()) == OK
+            assert check(table=_table_of(system)) == ""
+            assert list(sink.recover(deadline())) == [txn]
+            assert sink.commit(txn, deadline()) == OK
+        assert server.rows(table) == []
 
 
 class TestPostgres(_OnServer):

@@ -20,10 +20,12 @@ from integration.support import s3_server
 from integration.support.s3_server import Lossy, S3Server
 from kafka_eos_source.errors import SinkFailedError, SinkRetryableError
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks import constructors
+from kafka_eos_source.sinks import constructors, s3_uploads
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, StageContext
 from kafka_eos_source.sinks.s3 import S3Sink, committed_files
 from kafka_eos_source.sinks.s3_uploads import MIN_PART_BYTES, Service, client
+from kafka_eos_source.sinks.specs import parse
+from kafka_eos_source.sinks.watched import check_targets
 from kafka_eos_source.testing.kills import killed_at
 from kafka_eos_source.testing.sinks import (
     ROWS,
@@ -434,6 +436,38 @@ def test_an_unreachable_store_is_retried_and_a_missing_bucket_is_an_error(store:
         assert "create the bucket" in error.value.fix
     with opened(System(store.sink, store.visible)) as sink:
         assert isinstance(sink.commit(new_txn(), deadline()), Fatal)
+
+
+@pytest.mark.fault("T446", "a wrong bucket, key or address of an object store", "a query is started")
+def test_a_check_names_what_is_wrong_and_leaves_no_trace(
+    server: S3Server, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(path: str = store.path, **options: Any) -> str:
+        given = {"endpoint": store.url, "region": REGION, "path_style": True, **options}
+        (spec,) = parse(["lake"], constructors.s3(path, **given).options("lake"))
+        found = check_targets([(spec, ROWS.schema)]).get("lake")
+        return "" if found is None else str(found)
+
+    assert check() == ""
+    assert "NoSuchBucket" in (found := check("s3://no-such-bucket/x"))
+    assert "create the bucket" in found
+    assert "SINK_UNAVAILABLE" in (found := check(endpoint="http://127.0.0.1:9"))
+    assert "sink 'lake'" in found
+    with monkeypatch.context() as wrong:
+        wrong.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+        wrong.setattr(s3_uploads, "_clients", {})
+        wrong.setattr(s3_uploads, "_sessions", [])
+        assert "SignatureDoesNotMatch" in (found := check())
+        assert "hunter2" not in found
+    folder = (
+        f"s3://{store.bucket}/files?endpoint_override=127.0.0.1:{server.port}&scheme=http&region={REGION}"
+    )
+    (spec,) = parse(["lake"], constructors.files(folder).options("lake"))
+    assert check_targets([(spec, ROWS.schema)]) == {}
+    (spec,) = parse(["lake"], constructors.files(folder.replace(store.bucket, "no-such")).options("lake"))
+    assert "no bucket or container 'no-such'" in str(check_targets([(spec, ROWS.schema)])["lake"])
+    assert "Contents" not in store.s3.list_objects_v2(Bucket=store.bucket)
+    assert store.uploads() == []
 
 
 def test_credentials_never_appear_in_logs_or_errors(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.frame import lineage
 from kafka_eos_source.protocol.identity import group_of
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state import (
-    CHANGELOG,
     KeyedBatch,
     aggregate,
     apply,
@@ -169,7 +169,7 @@ def test_two_operators_commit_their_state_in_one_transaction(stage: Stage, admin
         "size": sf.sum(sf.length("v")),
     }  # computed beside the changelog column
     second = aggregate(first.groupBy("k"), words, options=stage.options(), shards=3)
-    stage.run(second.selectExpr("k AS key", "to_json(struct(n, size)) AS value", CHANGELOG))
+    stage.run(second.selectExpr("k AS key", "to_json(struct(n, size)) AS value"))
     counted = [json.loads(values[-1]) for values in stage.results().values()]
     assert sum(each["n"] for each in counted) == ROWS, "each value once, under whichever key came first"
     assert sum(each["size"] for each in counted) == sum(len(f"v{row}") for row in range(ROWS))
@@ -211,7 +211,7 @@ def test_thousands_of_keys_are_counted_over_several_batches(stage: Stage) -> Non
     stage.wanted.update(keys)
     rows = stage.rows(**({"maxOffsetsPerTrigger": "5000"} if LIMITED else {}))
     frame = aggregate(rows.groupBy("k"), {"n": agg.count()}, options=stage.options(), shards=2)
-    stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG))
+    stage.run(frame.selectExpr("k AS key", "CAST(n AS STRING) AS value"))
     counted = {key: [int(value) for value in values] for key, values in stage.results().items()}
     assert {key: values[-1] for key, values in counted.items()} == stage.wanted
     assert all(values == sorted(set(values)) for values in counted.values()), "the counts of a key must grow"
@@ -263,7 +263,7 @@ def test_aggregates_in_sparks_words_have_the_results_of_spark(stage: Stage) -> N
         aggregate(rows.groupBy("k"), {"n": sf.max(sf.explode(sf.array(n, n)))}, options=stage.options())
     frame = aggregate(rows.groupBy("k"), {**words, **texts}, options=stage.options(), shards=2)
     assert [*frame.columns] == ["k", *results, CHANGELOG]
-    stage.run(frame.selectExpr("k AS key", value, CHANGELOG))
+    stage.run(frame.selectExpr("k AS key", value))
 
     read = {"kafka.bootstrap.servers": stage.broker, "subscribe": stage.source}
     batch = stage.spark.read.format("kafka-eos").options(**read).load()
@@ -303,7 +303,7 @@ def test_rows_that_come_directly_from_the_source_are_aggregated_in_the_read(
             window=window,
             combine=combine,
         )
-        return stage.run(frame.selectExpr("k AS key", output, CHANGELOG))
+        return stage.run(frame.selectExpr("k AS key", output))
 
     after = sum(sizes(run("after_read")))
     stage.feed(ROWS)

@@ -19,8 +19,9 @@ from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import await_condition
 from integration.support.stateful import check_running_counts
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, StateMismatchError
+from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.state import (
-    CHANGELOG,
     KeyedBatch,
     aggregate,
     apply,
@@ -69,7 +70,7 @@ class Counted:
         frame = aggregate(
             self.rows(**more).groupBy("k"), {"n": agg.count()}, options=self.options(), shards=shards
         )
-        return frame.selectExpr("k AS key", "CAST(n AS STRING) AS value", CHANGELOG)
+        return frame.selectExpr("k AS key", "CAST(n AS STRING) AS value")
 
     def start(self, frame: DataFrame, **trigger: Any) -> StreamingQuery:
         write = {
@@ -196,7 +197,7 @@ def test_a_batch_that_spark_runs_for_its_own_state_is_refused_and_loses_nothing(
     timed = (
         counted.counts().withColumn("now", functions.current_timestamp()).withWatermark("now", "0 seconds")
     )
-    frame = timed.dropDuplicates(["key", CHANGELOG, "now"]).drop("now")
+    frame = spark_frame(timed).dropDuplicates(["key", CHANGELOG, "now"]).drop("now")
     query = counted.start(frame, processingTime="100 milliseconds")
     try:
         await_condition(lambda: not query.isActive, SECONDS, "the query is refused")
@@ -223,7 +224,7 @@ def test_times_are_those_of_the_session_for_processors_and_instants_for_spark(co
             shards="partitions",
         )
         value = "concat_ws(' ', zone, unix_millis(at), unix_millis(past[0])) AS value"
-        counted.run(frame.selectExpr("key", value, CHANGELOG))
+        counted.run(frame.selectExpr("key", value))
     finally:
         counted.spark.conf.set(setting, str(before))
     assert counted.written() == {"a": f"America/New_York {begin} {begin}"}

@@ -306,3 +306,34 @@ def test_a_projection_that_drops_state_changes_fails_the_batch_before_kafka(case
         in failed.log.read_text()
     )
     assert read_back(case.broker, case.sink) == []
+
+
+@pytest.mark.fault(
+    "T435",
+    "the driver is killed while state commits, and a user's steps stand between operator and sink",
+    "before and after the commit",
+)
+def test_t435_state_survives_a_users_steps_although_the_driver_is_killed(
+    case: Case, driver: Any, tmp_path: Path
+) -> None:
+    """Steps such as `select` and `where` do not name the column with state changes.
+
+    The test below proves that this one fails if `where` drops the rows with state changes.
+    """
+    for number, step in enumerate(("commit.before_commit", "commit.after_commit*2")):
+        once = tmp_path / f"once-{number}"
+        name, _, times = step.partition("*")
+        killed = driver(case.spec(steps="all"), f"{name}=kill*{times or 1}@{once}")
+        assert killed.wait() != 0
+        assert once.exists(), f"{step} was not reached:\n{killed.tail()}"
+    driver(case.spec(steps="all")).finish()
+    case.check()
+
+
+@pytest.mark.fault("T436", "a `where` of Spark stands in the query", "between operator and sink")
+def test_t436_with_the_where_of_spark_the_same_query_loses_its_state(case: Case, driver: Any) -> None:
+    """Proves that the test above can fail: the first batch is refused, and nothing is written."""
+    failed = driver(case.spec(steps="where of Spark"))
+    assert failed.wait() != 0
+    assert "KAFKA_EOS.STATE_LOST" in failed.log.read_text()
+    assert read_back(case.broker, case.sink) == []

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 
 from integration.support.driver import end_with_parent
 from integration.support.session import builder
-from kafka_eos_source.state import CHANGELOG, StateQuery, aggregate, tumbling
+from kafka_eos_source.state import StateQuery, aggregate, tumbling
 from kafka_eos_source.state import aggregates as agg
 
 WINDOW = "5 seconds"
@@ -52,7 +52,7 @@ def main(path: str) -> None:
         options=spec["operator"],
     )
     query = (
-        histogram.selectExpr("CAST(events AS STRING) AS key", "CAST(windows AS STRING) AS value", CHANGELOG)
+        histogram.selectExpr("CAST(events AS STRING) AS key", "CAST(windows AS STRING) AS value")
         .writeStream.format("kafka-eos")
         .options(**spec["sink"])
         .trigger(availableNow=True)

@@ -101,6 +101,17 @@ class Server(ABC):
             found = connection.execute(sa.text(f"SELECT * FROM {table}"))
             return [dict(row) for row in found.mappings()]
 
+    def tables(self) -> list[str]:
+        """Returns the names of all tables."""
+        import sqlalchemy as sa
+
+        engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool)
+        return sorted(sa.inspect(engine).get_table_names())
+
+    @abstractmethod
+    def wrong_password(self) -> str:
+        """Returns the URL of a user with the password "hunter2", which is not the right one."""
+
     def _answers(self) -> bool:
         import sqlalchemy as sa
 
@@ -126,6 +137,13 @@ class Postgres(Server):
     @property
     def url(self) -> str:
         return f"postgresql+psycopg://eos@127.0.0.1:{self.port}/postgres"
+
+    def wrong_password(self) -> str:
+        rules = self._data / "pg_hba.conf"
+        if "guarded" not in rules.read_text():
+            rules.write_text(f"host all guarded 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+            self.run("CREATE ROLE guarded LOGIN PASSWORD 'swordfish'", "SELECT pg_reload_conf()")
+        return f"postgresql+psycopg://guarded:hunter2@127.0.0.1:{self.port}/postgres"
 
     def _prepare(self) -> None:
         pytest.importorskip("psycopg")
@@ -172,6 +190,9 @@ class MariaDb(Server):
     @property
     def url(self) -> str:
         return f"mysql+pymysql://eos@127.0.0.1:{self.port}/test?charset=utf8mb4"
+
+    def wrong_password(self) -> str:
+        return f"mysql+pymysql://eos:hunter2@127.0.0.1:{self.port}/test"
 
     def _prepare(self) -> None:
         pytest.importorskip("pymysql")

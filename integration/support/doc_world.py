@@ -152,9 +152,7 @@ def _recipes(world: World) -> None:
 
 
 def _sinks(world: World) -> None:
-    world.names["delays"] = delays = world.parsed()
-    options = {**world.kafka, "topic": "delays", "checkpointLocation": f"{world.folder}/checkpoints/objects"}
-    world.names["writer"] = delays.writeStream.format("kafka-eos").options(**options)
+    world.names["delays"] = world.parsed()
     world.texts["postgresql+psycopg://eos@db/flights"] = f"sqlite:///{world.folder}/warehouse.db"
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 
 from integration.support.alarm import Alarm
 from integration.support.kafka import Record
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime import failpoints
+from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state import shard_rows, transform, tumbling
 from kafka_eos_source.state.aggregates import Aggregate
@@ -185,8 +186,9 @@ def check_running_counts(wanted: Mapping[str, int], found: Sequence[Record]) -> 
 def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
     """Applies the ``state`` part of a driver's spec.
 
-    It is ``{"options": …, "shards": 2, "drop": "column"}``. With ``"alarm_ms"``, an `Alarm` takes the place
-    of the running counts.
+    It is ``{"options": …, "shards": 2, "drop": "column"}``. ``steps`` applies `steps_of_a_user`, with the
+    value ``"where of Spark"`` so that rows with state changes get lost. With ``"alarm_ms"``, an `Alarm` takes
+    the place of the running counts.
     """
     if "alarm_ms" in spec:
         return transform(
@@ -199,5 +201,28 @@ def apply(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
         )
     result = running_counts(frame, spec["options"], shards=spec.get("shards", 2))
     if spec.get("drop") == "column":
-        return result.drop(CHANGELOG)
+        return spark_frame(result).drop(CHANGELOG)
+    if "steps" in spec:
+        return steps_of_a_user(result, where_of_spark=spec["steps"] == "where of Spark")
     return result
+
+
+def steps_of_a_user(counted: DataFrame, *, where_of_spark: bool = False) -> DataFrame:
+    """Returns running counts after steps that know nothing of state changes; the rows are the same as before.
+
+    Args:
+        counted: result of `running_counts`.
+        where_of_spark: whether the filter is that of Spark itself, which drops rows with state changes.
+    """
+    frame = (
+        counted.selectExpr("key AS k", "split(value, ' ')[0] AS count", "split(value, ' ')[1] AS more")
+        .where("count > 0")
+        .withColumnRenamed("more", "m")
+        .withColumn("other", functions.lit(1))
+        .select("k", functions.col("count"), "m")
+        .dropna()
+        .drop("none")
+        .toDF("key", "count", "more")
+        .selectExpr("key", "concat(count, ' ', more) AS value")
+    )
+    return (spark_frame(frame) if where_of_spark else frame).where("value IS NOT NULL")

@@ -18,17 +18,19 @@ checks write, create, join and fence nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kafka_eos_source import errors
 from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.identity_file import IdentityFile, read_identity
 from kafka_eos_source.commit.report_checks import stores_without_operator
@@ -38,7 +40,8 @@ from kafka_eos_source.datasource.writer import FrameToWrite
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
-    OperatorError,
+    KafkaEosError,
+    SinkUnavailableError,
     UnavailableError,
 )
 from kafka_eos_source.kafka.config import admin_config
@@ -56,6 +59,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.file_systems import file_system
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.secrets import shown_text
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.options import StateOptions, parse_state
@@ -144,6 +148,10 @@ def check_query(
 
 #: Field of the read's schema whose metadata hold the warnings.
 _WARNINGS = "warnings"
+#: An error of this package as Python prints it, and what Spark adds.
+_QUOTED = re.compile(
+    rf"{re.escape(errors.__name__)}\.(\w+): \[[\w.]+\] (.+?)\s*(?:SQLSTATE: \w+|\Z)", re.DOTALL
+)
 
 
 def check_on_server(
@@ -157,11 +165,30 @@ def check_on_server(
     """Runs `check_query` where Spark's driver runs, which for Spark Connect is the server.
 
     Raises:
-        PySparkException: with the text of the error that `check_query` raises.
+        KafkaEosError: as `check_query`. Spark passes the error on as text, with a traceback around it, and
+            this function makes an error of it again.
+        PySparkException: if the check itself cannot run.
     """
     options = options_of_check(sources, operators, sink, schema, running)
-    found = session.read.format(FORMAT_NAME).options(**options).load().schema
+    try:
+        found = session.read.format(FORMAT_NAME).options(**options).load().schema
+    except PySparkException as failure:
+        error = _error_in(str(failure))
+        if error is None:
+            raise
+        raise error from None
     return [str(each) for each in found[_WARNINGS].metadata[_WARNINGS]]
+
+
+def _error_in(text: str) -> KafkaEosError | None:
+    """Returns the error of this package that Spark quotes in a text; None if there is none."""
+    found = _QUOTED.search(text)
+    kind = getattr(errors, found[1], None) if found is not None else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, KafkaEosError)):
+        return None
+    message, has_fix, fix = found[2].rpartition(" Fix: ")
+    made: KafkaEosError = kind(message, fix) if has_fix else kind(found[2])
+    return made
 
 
 def options_of_check(
@@ -225,7 +252,7 @@ def schema_of_check(options: Mapping[str, str]) -> StructType:
             for number, store in sorted(parts.get("store", {}).items())
         },
         sink,
-        StructType.fromJson(json.loads(single["schema"])),
+        StructType.fromJson(parse_json(single["schema"])),
         [RunningQuery(each[""], names.get(number)) for number, each in parts.get("running", {}).items()],
     )
     return StructType([StructField(_WARNINGS, StringType(), True, {_WARNINGS: warnings})])
@@ -399,12 +426,17 @@ def _check_checkpoint(query: _Query) -> None:
         if has_identity:
             IdentityFile.of(checkpoint.location, query.sink, checkpoint.query_id, 0)
     logged = checkpoint.logged()
-    lines = list(logged.sources.values()) if logged is not None else []
-    if len(lines) != len(query.sources):
-        return  # Spark's own sources, or a change that Spark refuses or matches by name
-    for source, line in zip(query.sources, lines, strict=True):
-        if line is not None and is_kafka_offset_json(line) and source.fail_on_data_loss:
-            check_topics_of_checkpoint(SourcePosition.from_json(line).end, source.subscription.has_topic)
+    if logged is None or len(logged.sources) != len(query.sources):
+        return  # the query also has sources of other formats, or Spark refuses the change
+    if not all(source.fail_on_data_loss for source in query.sources):
+        return
+
+    def is_read(topic: str) -> bool:
+        return any(source.subscription.has_topic(topic) for source in query.sources)
+
+    for line in logged.sources.values():  # Spark matches sources by place or name; any of them may be meant
+        if line is not None and is_kafka_offset_json(line):
+            check_topics_of_checkpoint(SourcePosition.from_json(line).end, is_read)
 
 
 # -- queries that run now --------------------------------------------------------------------------
@@ -666,6 +698,6 @@ def _check_targets(query: _Query, frame: FrameToWrite) -> None:
 
     sinks = [(route.spec, route.schema) for route in frame.plan.routes]
     for error in check_targets(sinks, application_id=query.application_id or UNKNOWN_ID).values():
-        if isinstance(error, OperatorError) or query.checkpoint.next_batch == 0:
+        if not isinstance(error, SinkUnavailableError) or query.checkpoint.next_batch == 0:
             raise error
         query.warnings.append(error.message)

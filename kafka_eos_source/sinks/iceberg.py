@@ -464,6 +464,7 @@ class Target:
             InvalidOptionError, InvalidSchemaError: if not.
         """
         from pyiceberg.catalog import Catalog
+        from pyiceberg.schema import assign_fresh_schema_ids
         from pyiceberg.transforms import parse_transform
 
         if not self.create:
@@ -473,7 +474,7 @@ class Target:
                 fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
             )
         try:
-            created = Catalog._convert_schema_if_needed(schema)
+            created = assign_fresh_schema_ids(Catalog._convert_schema_if_needed(schema))
             for each in self.partition_by:
                 column = created.find_field(each.column)
                 if not parse_transform(each.transform).can_transform(column.field_type):

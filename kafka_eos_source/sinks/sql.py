@@ -51,10 +51,12 @@ from kafka_eos_source.sinks.sql_database import (
     define_table,
     dry_run,
     has_database_file,
+    has_schema,
     load_table_for,
     new_engine,
     no_table,
     parsed_url,
+    refuse_without_right,
     sqlalchemy,
     write_rows,
 )
@@ -251,6 +253,7 @@ class SqlSink(TwoPhaseSink):
             InvalidOptionError: if ``two.phase=require``, and the database has no prepared transactions; or if
                 the database schema does not exist.
             InvalidSchemaError: if the table does not fit, or is missing and must not be created.
+            AuthorizationError: if the user may not write to the table (only Postgres says so).
             SinkUnavailableError: if the database refuses the login, or cannot be reached.
         """
         sa = sqlalchemy()
@@ -263,14 +266,16 @@ class SqlSink(TwoPhaseSink):
                 self._refuse_unsupported(*supported_by(connection))
                 found = sa.inspect(connection)
                 if not found.has_table(self.table, schema=self.schema):
-                    if self.schema is not None and self.schema not in found.get_schema_names():
+                    if self.schema is not None and not has_schema(connection, self.schema):
                         raise InvalidOptionError(
                             f"option 'schema' has the value {self.schema!r}, which the database lacks.",
                             fix="create the schema, or correct the option 'schema'.",
                         )
                     self._check_creation(schema)
                     return
-            load_table_for(engine, self.table, self.schema, schema, self.keys)
+            table = load_table_for(engine, self.table, self.schema, schema, self.keys)
+            with autocommit(engine) as connection:
+                refuse_without_right(connection, table, ("INSERT", *(("UPDATE",) if self.keys else ())))
         except sa.exc.DBAPIError as error:
             raise SinkUnavailableError(
                 f"the database {shown_url(self.url)!r} cannot be used: {driver_text(error)}.",

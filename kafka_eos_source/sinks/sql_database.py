@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from kafka_eos_source.errors import (
+    AuthorizationError,
     InvalidOptionError,
     InvalidRecordError,
     InvalidSchemaError,
@@ -393,6 +394,14 @@ def has_database_file(url: str) -> bool:
     return os.path.isfile(path)
 
 
+def has_schema(connection: Any, schema: str) -> bool:
+    """Returns whether a database schema exists; true if the database has its own rules for their names."""
+    if connection.dialect.name not in ("postgresql", "mysql", "mariadb", "sqlite"):
+        return True
+    names = sqlalchemy().inspect(connection).get_schema_names()
+    return schema.lower() in [each.lower() for each in names]
+
+
 def refuse_without_rollback(connection: Any, table: str) -> None:
     """Raises if a MySQL table has a storage engine without transactions, such as MyISAM or Aria.
 
@@ -413,6 +422,30 @@ def refuse_without_rollback(connection: Any, table: str) -> None:
             f"the table {table!r} has the storage engine {engine}, which has no transactions.",
             fix=f"run ALTER TABLE {table} ENGINE = InnoDB.",
         )
+
+
+def refuse_without_right(connection: Any, table: Any, rights: Sequence[str]) -> None:
+    """Raises if the user may not write to a table. Only Postgres can be asked without writing.
+
+    Args:
+        connection: SQLAlchemy connection.
+        table: SQLAlchemy table, as loaded from the database.
+        rights: names of the rights, such as ``INSERT``.
+
+    Raises:
+        AuthorizationError: if a right is missing.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    name = connection.dialect.identifier_preparer.format_table(table)
+    statement = sqlalchemy().text("SELECT current_user, has_table_privilege(:name, :right)")
+    for right in rights:
+        user, is_granted = connection.execute(statement, {"name": name, "right": right}).one()
+        if not is_granted:
+            raise AuthorizationError(
+                f"the user {user!r} of the database has no right to {right} into the table {name}.",
+                fix=f"run GRANT {', '.join(rights)} ON {name} TO {user}.",
+            )
 
 
 def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:

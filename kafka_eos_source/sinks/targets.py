@@ -22,6 +22,8 @@ from kafka_eos_source.secrets import shown_url
 from kafka_eos_source.sinks.contract import TwoPhaseSink
 from kafka_eos_source.sinks.specs import SECRET_NAME
 
+#: File systems of PyArrow whose paths begin with the name of a bucket or container.
+_WITH_BUCKETS = ("s3", "gcs", "abfs")
 _PORTS = {
     "http": 80,
     "https": 443,
@@ -72,25 +74,30 @@ def check_folder(fs: pafs.FileSystem, path: str, shown: str) -> None:
         OSError: if the file system cannot be reached.
     """
     if not isinstance(fs, pafs.LocalFileSystem):
-        has_buckets = fs.type_name in ("s3", "gcs", "abfs")
-        bucket = path.lstrip("/").partition("/")[0] if has_buckets else path
-        if fs.get_file_info(bucket).type == pafs.FileType.NotFound and has_buckets:
+        if fs.get_file_info(path).type != pafs.FileType.NotFound or fs.type_name not in _WITH_BUCKETS:
+            return
+        bucket = path.lstrip("/").partition("/")[0]
+        try:
+            found = fs.get_file_info(bucket).type
+        except OSError:
+            return  # this login may see only a part of the bucket
+        if found == pafs.FileType.NotFound:
             raise InvalidOptionError(
                 f"option 'path' has the value {shown_url(shown)!r}; there is no bucket or container "
                 f"{bucket!r}.",
                 fix="create it, or correct the option 'path' and the credentials.",
             )
         return
-    found = path
-    while not os.path.lexists(found):
-        found = os.path.dirname(found)
-    if not os.path.isdir(found):
+    above = path
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
         raise InvalidOptionError(
-            f"option 'path' has the value {shown!r}, but {found!r} is not a folder.",
+            f"option 'path' has the value {shown!r}, but {above!r} is not a folder.",
             fix="correct the option 'path', or remove that file.",
         )
-    if not os.access(found, os.W_OK | os.X_OK):
-        raise not_writable(shown, f"{found!r} gives this user no right to write")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise not_writable(shown, f"{above!r} gives this user no right to write")
 
 
 def not_writable(folder: str, why: object) -> UnavailableError:

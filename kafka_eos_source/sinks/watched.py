@@ -194,19 +194,27 @@ def check_targets(
     targets.refuse_shared(built)
 
     def check(spec: SinkSpec, schema: pa.Schema) -> KafkaEosError | None:
-        sink, secrets = WatchedSink(built[spec.name], spec.naming), spec.secrets(built[spec.name])
-        try:
+        sink, secrets = built[spec.name], spec.secrets(built[spec.name])
+
+        def look() -> None:
             sink.open(SinkContext(spec.name, application_id, cluster_id, None, secrets))
             try:
                 sink.check(schema, Deadline.after_seconds(seconds))
             finally:
                 sink.close()
+
+        guard = Watchdog(f"sink {spec.name!r}")
+        try:
+            with spec.naming.errors():
+                guard.call("the check of the target", look, seconds)
         except OperatorError as error:
             error.message = secrets.hide(error.message)
             error.args = (error.message, error.fix)
             return error
         except Exception as error:  # noqa: BLE001 - a user's class may raise anything
             return _unavailable(spec, secrets.hide(_text(error)))
+        finally:
+            guard.end(lambda: None, _CLOSE_SECONDS)
         return None
 
     with ThreadPoolExecutor(max(1, len(sinks))) as pool:

@@ -293,7 +293,7 @@ class _OfConnect:
     """
 
     client: Any
-    _plans: Any = field(default=None, init=False)
+    _schemas: dict[bytes, Any] = field(default_factory=dict, init=False)
 
     def step(self, relation: Any) -> Step:
         kind = str(relation.WhichOneof("rel_type"))
@@ -333,7 +333,7 @@ class _OfConnect:
         more.setdefault("shuffles", kind == "repartition_by_expression")
         return Step(
             "union()" if is_union else name,
-            CHANGELOG in names or self._is_packed(relation, names),
+            CHANGELOG in names or self._is_packed(relation, names) or self._is_unknown(relation, inputs),
             inputs,
             is_union=is_union,
             is_operator=is_operator,
@@ -343,10 +343,13 @@ class _OfConnect:
     def _schema(self, relation: Any) -> Any:
         from pyspark.sql.connect.proto import Plan
 
-        try:
-            return self.client.schema(Plan(root=relation))
-        except PySparkException:
-            return None
+        key = relation.SerializeToString()
+        if key not in self._schemas:
+            try:
+                self._schemas[key] = self.client.schema(Plan(root=relation))
+            except PySparkException:
+                self._schemas[key] = None
+        return self._schemas[key]
 
     def _columns(self, relation: Any) -> list[str]:
         found = self._schema(relation)
@@ -354,6 +357,10 @@ class _OfConnect:
 
     def _is_packed(self, relation: Any, names: Sequence[str]) -> bool:
         return len(names) == 1 and CHANGELOG in str(self._schema(relation).fields[0].metadata)
+
+    def _is_unknown(self, relation: Any, inputs: Sequence[Step]) -> bool:
+        """Whether the server does not tell the columns of a step that could keep state changes."""
+        return self._schema(relation) is None and any(each.has_changes for each in inputs)
 
     def _is_streaming(self, relation: Any) -> bool:
         from pyspark.sql.connect.proto import Plan

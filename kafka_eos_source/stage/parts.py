@@ -269,7 +269,8 @@ def _state_lost(what: str, batch_id: int, more: str = "") -> StateLostError:
     return StateLostError(
         f"state changes of batch {batch_id} are lost: {what}. A step between the operator and the sink "
         f"dropped their rows, or the column {CHANGELOG!r}.",
-        fix=f"select the column {CHANGELOG!r}, do not use limit() or sample(), extend filters by "
-        f"'… OR {CHANGELOG} IS NOT NULL', and write the result of an operator to one sink only{more}. "
+        fix="use select(), where() and the other methods of the frame that the operator returned, which keep "
+        f"them; in SQL, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'; "
+        f"write the result of an operator to one sink only{more}. "
         "Nothing was sent to Kafka.",
     )

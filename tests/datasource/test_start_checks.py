@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from integration.support.checkpoint import SparkCheckpoint
@@ -20,6 +22,7 @@ from kafka_eos_source.commit.identity_file import Identity
 from kafka_eos_source.datasource import KafkaEosDataSource, start_checks
 from kafka_eos_source.datasource.start_checks import (
     RunningQuery,
+    check_on_server,
     check_query,
     options_of_check,
     schema_of_check,
@@ -32,6 +35,7 @@ from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
     KafkaEosError,
+    SinkUnavailableError,
     StateMismatchError,
     UnavailableError,
 )
@@ -265,6 +269,13 @@ def test_the_checkpoint_of_a_query_that_reads_other_topics(job: Job) -> None:
     assert job.check() == []
 
 
+def test_offsets_of_sources_of_other_formats_say_nothing(job: Job) -> None:
+    checkpoint = SparkCheckpoint(job.folder / "checkpoint", "query")
+    of_spark = SourcePosition({TopicPartition("letters", 0): 3})
+    checkpoint.log_offsets(0, SourcePosition({TopicPartition("orders", 0): 3}), of_spark)
+    assert job.check() == []
+
+
 def test_two_queries_on_one_checkpoint(job: Job) -> None:
     SparkCheckpoint(job.folder / "checkpoint", "query")
     job.sink["queryName"] = "revenue"
@@ -381,6 +392,16 @@ def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
     assert "write to the same target" in refused(job, InvalidOptionError)
 
 
+def test_a_sink_that_is_down_stops_a_new_query_and_is_a_warning_for_one_that_has_run(job: Job) -> None:
+    down = {"sinks": "billing", "sink.billing.type": "http", "sink.billing.url": "http://127.0.0.1:9/"}
+    job.sink |= {"application.id": "app", **down}
+    assert "sink 'billing'" in refused(job, SinkUnavailableError)
+    (warning,) = job.has_run().check()
+    assert "sink 'billing'" in warning
+    job.sink["sink.billing.auth.env"] = "KAFKA_EOS_TEST_UNSET"
+    assert "option 'sink.billing.auth.env'" in refused(job, InvalidOptionError)
+
+
 # -- what may pass
 
 
@@ -484,6 +505,63 @@ def test_an_error_on_the_server_is_raised_by_the_schema_of_the_read(job: Job) ->
     options = options_of_check([job.source], job.operators, job.sink, job.schema)
     with pytest.raises(StateMismatchError, match="store 'Sums'"):
         KafkaEosDataSource(as_spark_passes(options)).schema()
+
+
+class Server:
+    """Answers as a session of Spark Connect does: errors arrive as text, with a traceback around it."""
+
+    def __init__(self) -> None:
+        self.read = self
+        self.stated: dict[str, str] = {}
+
+    def format(self, _name: str) -> Server:
+        return self
+
+    def options(self, **stated: str) -> Server:
+        self.stated = as_spark_passes(stated)
+        return self
+
+    def load(self) -> Server:
+        return self
+
+    @property
+    def schema(self) -> StructType:
+        try:
+            return KafkaEosDataSource(self.stated).schema()
+        except Exception as error:  # noqa: BLE001 - as Spark does
+            text = "".join(traceback.format_exception(error))
+            raise PySparkException(
+                f"[PYTHON_DATA_SOURCE_ERROR] Failed: {text} SQLSTATE: 38000\n\nJVM stacktrace:\nat x"
+            ) from None
+
+
+def test_an_error_on_the_server_is_the_same_error_for_the_client(job: Job) -> None:
+    job.with_state("Sums").has_run("query", "orders", "app", "Totals")
+    with pytest.raises(StateMismatchError) as here:
+        job.check()
+    with pytest.raises(StateMismatchError) as there:
+        check_on_server(cast(Any, Server()), [job.source], job.operators, job.sink, job.schema)
+    assert str(there.value) == str(here.value)
+    assert there.value.fix == here.value.fix != ""
+
+
+def test_warnings_of_the_server_reach_the_client(job: Job) -> None:
+    del job.source["subscribe"]
+    job.source["subscribePattern"] = "sales-.*"
+    found = check_on_server(cast(Any, Server()), [job.source], {}, job.sink, job.schema)
+    assert found == job.check() != []
+
+
+@pytest.mark.parametrize("said", ["a bug", "kafka_eos_source.errors.NoSuchError: [X] y", ""])
+def test_an_error_of_spark_itself_stays_as_it_is(
+    job: Job, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: KafkaEosDataSource) -> StructType:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(KafkaEosDataSource, "schema", fail)
+    with pytest.raises(PySparkException, match="RuntimeError"):
+        check_on_server(cast(Any, Server()), [job.source], {}, job.sink, job.schema)
 
 
 def test_spark_masks_each_secret_of_a_check_by_the_name_of_its_option(job: Job) -> None:

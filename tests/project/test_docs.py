@@ -16,8 +16,10 @@ from types import ModuleType
 import click
 import pytest
 
+from kafka_eos_source import sink_options
 from kafka_eos_source.cli import main
 from kafka_eos_source.options.table import BY_NAME
+from kafka_eos_source.sinks import constructors
 from tests.project.public_names import PUBLIC
 from tests.support.doc_pages import PAGES, ROOT, SITE, Block, Link, anchors, blocks, links, marks, paths
 
@@ -186,3 +188,26 @@ def test_the_check_of_links_finds_broken_ones(tmp_path: Path) -> None:
     )
     assert [link.target for link in links(page)] == ["page.md#a-b-c", "no.md"]
     assert anchors(page) == {"a-b-c", "a-b-c-1"}
+
+
+SINK_PAGES = sorted((ROOT / "docs").glob("sink*.md"))
+
+
+@pytest.mark.parametrize("page", SINK_PAGES, ids=lambda page: page.name)
+def test_a_page_of_sinks_shows_the_same_sinks_as_functions_and_as_options(page: Path) -> None:
+    shown = [each.code for each in blocks(page) if each.language == "properties"]
+    made = [options for each in blocks(page) if each.language == "python" for options in _sinks(each.code)]
+    assert made, "a page shows how to make the sink"
+    assert [_properties(each) for each in shown[:1]] == made[:1], "the page shows other options"
+
+
+def _sinks(code: str) -> Iterator[dict[str, str]]:
+    """Yields the options of each mapping of the name ``sinks`` that a block assigns."""
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "sinks":
+            names = {**vars(constructors), "secret": "secret"}
+            yield sink_options(eval(ast.unparse(node.value), names))
+
+
+def _properties(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.strip().splitlines())

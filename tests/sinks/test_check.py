@@ -147,9 +147,9 @@ def test_iceberg(target: Path) -> None:
     assert isinstance(found, InvalidSchemaError)
     assert "day" in found.message
     assert "partition.by" in found.fix
-    found = check(made(partition_by="hours(name)"))
+    found = check(made(partition_by="hours(id)"))
     assert isinstance(found, InvalidSchemaError)
-    assert "hour does not take a column of the type string, as 'name' is" in found.message
+    assert "hour does not take a column of the type long, as 'id' is" in found.message
     found = check(made(create=False))
     assert isinstance(found, InvalidOptionError)
     assert "has no Iceberg table 'db.t'" in found.message

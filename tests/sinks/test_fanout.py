@@ -92,10 +92,12 @@ def test_a_sink_without_rows_stages_nothing(tmp_path: Path) -> None:
 
 def test_state_changes_go_only_to_kafka(tmp_path: Path) -> None:
     frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
-    batch = rows([None, None]).append_column(CHANGELOG, pa.array([b"packet", None], pa.binary()))
+    batch = rows([None, None, "nowhere"]).append_column(
+        CHANGELOG, pa.array([b"packet", None, b"ignores its sink"], pa.binary())
+    )
     kafka, _, staged = fan(tmp_path, Plan.of(SINKS, frame, kafka=False), [batch])
-    assert [row[CHANGELOG] for row in kafka] == [b"packet"]
-    assert ids(staged["files"]) == [1]
+    assert [row[CHANGELOG] for row in kafka] == [b"packet", b"ignores its sink"]
+    assert ids(staged["files"]) == ids(staged["table"]) == [1]
 
 
 @pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])

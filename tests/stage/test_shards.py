@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from kafka_eos_source.errors import StagedPartError, StateError, StateLostError
 from kafka_eos_source.model import ShardReport, StagedPart, TopicPartition
 from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, unpack_packet
-from kafka_eos_source.spark.schema import SinkColumns, check_frame
+from kafka_eos_source.spark.schema import INVALID, SinkColumns, check_frame
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, batch_of, reports
 from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
@@ -92,6 +93,43 @@ def test_a_batch_fails_if_no_report_of_an_operator_that_ran_arrives() -> None:
     assert len(reports(heard, "query", 7)) == 2
     with pytest.raises(StateLostError, match="the operator of app-a-changelog ran"):
         reports([*heard, replace(second, shards=(), operators=("app-a-changelog", TOPIC))], "query", 7)
+
+
+def test_the_sink_ignores_what_expressions_made_of_the_other_columns_of_a_packet() -> None:
+    """A user's ``coalesce`` or UDF also runs on rows with packets; none of them may become a record."""
+    schema = (
+        StructType()
+        .add("value", StringType())
+        .add("topic", StringType())
+        .add("partition", IntegerType())
+        .add(INVALID, StringType())
+        .add(CHANGELOG, BinaryType())
+    )
+    columns = check_frame(schema, topic_option=None, include_timestamp=False)
+    packets = packets_of(report(), [changes((b"\x01k", b"v"))])
+    rows = [
+        ("record", "out", 1, None, None),
+        ("made of nulls", "no topic!", -5, "marked as invalid", packets[0]),
+        (None, None, None, None, packets[1]),
+    ]
+    batch = pa.Table.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in rows],
+        schema=pa.schema(
+            [
+                ("value", pa.string()),
+                ("topic", pa.string()),
+                ("partition", pa.int32()),
+                (INVALID, pa.string()),
+                (CHANGELOG, pa.binary()),
+            ]
+        ),
+    ).to_batches()[0]
+    for staged_rows in (from_batches([batch], columns), from_rows(rows, columns)):
+        found = [row for each in staged_rows for row in each.to_pylist()]
+        assert [row["value"] for row in found if row["changelog"] is None] == [b"record"]
+        carried = [row for row in found if row["changelog"] is not None]
+        assert [row.pop("changelog") for row in carried] == packets
+        assert all(value is None for row in carried for value in row.values())
 
 
 def test_a_packet_decodes_to_what_was_encoded() -> None:
@@ -226,7 +264,5 @@ def test_changes_of_another_batch_fail_the_commit(query: str, batch: int) -> Non
 
 
 def test_the_column_of_state_changes_is_found_in_a_frame() -> None:
-    from pyspark.sql.types import BinaryType, StringType, StructType
-
     schema = StructType().add("value", StringType()).add(CHANGELOG, BinaryType())
     assert check_frame(schema, topic_option="out", include_timestamp=False).changelog == 1

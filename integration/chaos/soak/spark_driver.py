@@ -25,7 +25,7 @@ from integration.support.driver import end_with_parent
 from integration.support.session import builder
 from kafka_eos_source import local_checkpoints, map_in_read
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.state import CHANGELOG, aggregate
+from kafka_eos_source.state import aggregate
 from kafka_eos_source.state import aggregates as agg
 
 _STARTS_SECONDS = 120.0
@@ -47,7 +47,7 @@ def counted(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFram
         shards=2,
         options=spec["state"],
     )
-    return totals.selectExpr("key", f"concat('{query.name}:', rows, ':', total) AS value", CHANGELOG)
+    return totals.selectExpr("key", f"concat('{query.name}:', rows, ':', total) AS value")
 
 
 def routed(frame: DataFrame, query: Query, spec: Mapping[str, Any]) -> DataFrame:

@@ -337,9 +337,9 @@ def _misplaced(task: int, shards: int | None) -> StateError:
     return StateError(
         f"task {task} of a stateful operator received rows that do not belong to shard {task}"
         + ("." if shards is None else f": there are {shards} shards."),
-        fix="do not put union() or coalesce() between the operator and the sink; if the session enables "
-        "adaptive execution for streams (spark.sql.adaptive.streaming.stateless.enabled), remove that "
-        "setting.",
+        fix="apply union() to the frame that the operator returned, and do not use coalesce(); if the "
+        "session enables adaptive execution for streams (spark.sql.adaptive.streaming.stateless.enabled), "
+        "remove that setting.",
     )
 
 
