@@ -184,7 +184,7 @@ def test_json_in_json_out(start: Start, broker: str, topic: Callable[..., str]) 
     ]
 
 
-@pytest.mark.parametrize("bad", ['{"id": "one"}', "no json", "[1]"])
+@pytest.mark.parametrize("bad", ['{"id": "one"}', '{"id": 1e30}', "no json", "[1]", "null", " "])
 def test_a_value_that_does_not_fit_the_schema_is_named(
     start: Start, broker: str, topic: Callable[..., str], bad: str
 ) -> None:

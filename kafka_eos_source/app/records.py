@@ -88,16 +88,16 @@ def from_json_values(frame: DataFrame, schema: StructType, keep: Sequence[str]) 
         sf.lit(f"[{InvalidRecordError.condition}] the value of the "),
         record_place(),
         sf.lit(f" is no JSON object with the schema {schema.simpleString()}: "),
-        sf.substring(sf.col(f"{_PARSED}.{_MALFORMED}"), 1, 200),
+        sf.substring(sf.col(VALUE).cast("string"), 1, 200),
         sf.lit(
             ". Fix: correct the producer or the schema; to set such records aside as dead letters, read "
             "without schema=, parse with from_json, and mark them with invalid_record()."
         ),
     )
     parsed_rows = frame.withColumn(_PARSED, parsed)
-    checked = sf.when(sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull(), sf.raise_error(error)).otherwise(
-        sf.col(_PARSED)
-    )
+    is_malformed = sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull()
+    is_empty = sf.col(VALUE).isNotNull() & sf.col(_PARSED).isNull()  # "", blanks, or the document null
+    checked = sf.when(is_malformed | is_empty, sf.raise_error(error)).otherwise(sf.col(_PARSED))
     rows = parsed_rows.withColumn(_PARSED, checked)
     fields = [sf.col(f"{_PARSED}.`{name.replace('`', '``')}`").alias(name) for name in schema.names]
     return rows.select(*(column(name) for name in keep), *fields)
