@@ -23,9 +23,12 @@ from pyspark.sql import functions as sf
 from integration.support.driver import ROOT
 from integration.support.kafka import Admin, produce, read_back
 from integration.support.processes import DRIVER, await_condition, kill_marked
-from kafka_eos_source import App, record_origin
+from kafka_eos_source import App, files, record_origin
 from kafka_eos_source.app.records import Records
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.registry.codec import Schema
+from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.runtime.failpoints import ENVIRONMENT_VARIABLE as FAILPOINTS
 
 SCHEMA = "id BIGINT, category STRING, amount DOUBLE, ts TIMESTAMP"
@@ -106,6 +109,41 @@ def test_sinks_outside_kafka_receive_the_columns_of_the_frame(frame: DataFrame) 
     assert rows.first().asDict() == {"key": "a", "value": '{"id":1}', "id": 1, "name": "a"}
 
 
+def test_different_timestamps_are_different_keys(spark: SparkSession) -> None:
+    """Also when an hour occurs twice, and within a millisecond; else compaction would drop one of them."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        times = ["2026-10-25 02:30:00.000001+02:00", "2026-10-25 02:30:00.000001+01:00"]
+        times.append("2026-10-25 02:30:00.000002+01:00")
+        rows = spark.createDataFrame([(1, each) for each in times], "id INT, at STRING")
+        rows = rows.selectExpr("id", "CAST(at AS TIMESTAMP) AS at", "CAST(at AS TIMESTAMP_NTZ) AS local")
+        for key in ("at", ["id", "at"]):
+            keys = [row["key"] for row in written(rows, key=key, value=sf.lit("v"))]
+            assert len(set(keys)) == len(times), keys
+        (first, *_) = written(rows, key=["at", "local"], value=sf.lit("v"))
+        wanted = '{"at":"2026-10-25T02:30:00.000001+02:00","local":"2026-10-25T02:30:00.000001"}'
+        assert first["key"] == wanted
+        (first, *_) = written(rows, key="at", value=sf.lit("v"))
+        assert first["key"] == "2026-10-25T02:30:00.000001+02:00"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_rows_with_state_changes_need_not_fit_the_schema_of_the_registry(spark: SparkSession) -> None:
+    """The other columns of such a row are null."""
+    pytest.importorskip("fastavro")
+    text = '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}'
+    registry = RegistrySchema({"url": "http://unused"}, Schema("AVRO", text), 7)
+    columns = f"k STRING, n BIGINT, removed BOOLEAN, {CHANGELOG} BINARY"
+    rows = spark.createDataFrame(
+        [("a", 1, False, None), (None, None, None, b"x"), ("b", None, True, None)], columns
+    )
+    found = written(rows, key="k", registry=registry, removed="removed")
+    assert [each["value"] for each in found] == [b"\x00\x00\x00\x00\x07\x02", None, None]
+    assert [each[CHANGELOG] for each in found] == [None, b"x", None]
+
+
 def test_names_with_dots_and_backticks_are_names(frame: DataFrame) -> None:
     rows = frame.select(sf.col("id").alias("a.b"), sf.col("name").alias("c`d"))
     assert written(rows, key="a.b")[0] == {"key": "1", "value": '{"c`d":"a"}'}
@@ -138,6 +176,7 @@ def test_what_dead_letters_need_travels_along(frame: DataFrame) -> None:
         (["id", "id"], {}, r"several columns named 'id'"),
         (["id", "x AS value"], {"for_sinks": True}, r"column 'value' of the frame has the name of a part"),
         (["name AS key", "id"], {"for_sinks": True, "key": "id"}, r"column 'key'.*withColumnRenamed\('key'"),
+        (["name AS key", "id"], {"for_sinks": True}, r"column 'key'.*withColumnRenamed\('key'"),
         (["id", "name"], {"value": "name", "registry": "http://r"}, r"value= and registry= are both set"),
     ],
 )
@@ -184,7 +223,20 @@ def test_json_in_json_out(start: Start, broker: str, topic: Callable[..., str]) 
     ]
 
 
-@pytest.mark.parametrize("bad", ['{"id": "one"}', '{"id": 1e30}', "no json", "[1]", "null", " "])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"id": "one"}',
+        '{"id": 1e30}',
+        "no json",
+        "[1]",
+        "null",
+        "",
+        '{"id": 1}{"id": 2}',
+        '{"id": 1},',
+        '{"id": 1}]',
+    ],
+)
 def test_a_value_that_does_not_fit_the_schema_is_named(
     start: Start, broker: str, topic: Callable[..., str], bad: str
 ) -> None:
@@ -224,6 +276,37 @@ def test_wrong_arguments_of_read_are_named(
 ) -> None:
     with pytest.raises(KafkaEosError, match=message):
         start().read(topic(), **arguments)
+
+
+def test_records_are_not_written_to_the_topic_that_they_were_read_from(
+    start: Start, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Each would be read again, without end. Sinks receive them only, or the topic is named."""
+    source = topic()
+    app = start()
+    raw, parsed = app.read(source), app.read(source, schema="id BIGINT", keep="topic")
+    lake = {"lake": files(str(tmp_path / "lake"))}
+    for frame in (raw, parsed, raw.where("offset > 1"), raw.withColumn("value", sf.upper("value"))):
+        for sinks in (None, lake):
+            with pytest.raises(InvalidOptionError, match="topic that the record was read from"):
+                app.write(frame, sinks=sinks)
+    app.write(parsed.withColumnRenamed("topic", "source"), sinks=lake)
+    app.write(raw, source, sinks=lake)
+    app.write(raw.withColumn("topic", sf.lit(source)))
+
+
+def test_each_operator_has_a_store_of_its_own_and_only_those_of_the_frame_are_checked(
+    start: Start, broker: str, topic: Callable[..., str]
+) -> None:
+    source, target = topic(), topic()
+    produce(broker, source, [json.dumps(order(n)) for n in range(6)])
+    app = start()
+    orders = app.read(source, schema=SCHEMA)
+    counts = app.aggregate(orders.groupBy("category", "id"), n=sf.count("*"), emit="changes")
+    with pytest.raises(InvalidOptionError, match="two stateful operators .* store 'aggregates'"):
+        app.aggregate(counts.groupBy("category"), ids=sf.count("*"), removed="removed")
+    run(app, orders.select("id"), target)  # somebody tried the aggregation out, and does not write it
+    assert len(read_back(broker, target)) == 6
 
 
 def _plan(frame: DataFrame) -> str:

@@ -19,15 +19,18 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import source_options
+from kafka_eos_source.in_read.frame import is_of_source, source_options
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.spark.changelog_check import check_changelog
+from kafka_eos_source.spark.operator_frame import stores_of
+from kafka_eos_source.spark.schema import TOPIC
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
@@ -51,6 +54,7 @@ _log = logging.getLogger(__name__)
 _PARTS = {"source": STREAM_READ, "operator": OPERATOR, "sink": STREAM_WRITE}
 Part = Literal["source", "operator", "sink"]
 
+_STARTING = "startingoffsets"
 #: Folder of the checkpoints of further queries, below the checkpoint of their App.
 _QUERIES = "queries"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -143,7 +147,8 @@ class App:
     def query(self, name: str) -> App:
         """Returns an App for another query of the same program, with brokers and options in common.
 
-        Its id is ``<id>-<name>`` and its checkpoint ``<checkpoint>/queries/<name>``.
+        Its id is ``<id>-<name>`` and its checkpoint ``<checkpoint>/queries/<name>``. If ``kafka.group.id`` is
+        among the options, its group is ``<group>-<name>``, because two queries cannot share one.
 
         Args:
             name: name of the query, 1 to 100 letters, digits, dots, hyphens or underscores.
@@ -156,7 +161,11 @@ class App:
                 "query(name)", name, "1 to 100 letters, digits, dots, hyphens or underscores"
             )
         checkpoint = None if self.checkpoint is None else f"{self.checkpoint.rstrip('/')}/{_QUERIES}/{name}"
-        shared = {key: value for key, value in self._given.items() if key.lower() not in _OWN_OPTIONS}
+        shared = {
+            key: f"{value}-{name}" if key.lower() == "kafka.group.id" else value
+            for key, value in self._given.items()
+            if key.lower() not in _OWN_OPTIONS
+        }
         return App(
             f"{self.id}-{name}",
             self._given["kafka.bootstrap.servers"],
@@ -202,9 +211,7 @@ class App:
                     f"the options of a {part} have {name!r}, which the App sets.",
                     fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
                 )
-        replaced = {name.lower() for name in given}
-        kept = {name: value for name, value in self._own[part].items() if name.lower() not in replaced}
-        return Options({**kept, **given})
+        return Options(_replaced(self._own[part], given))
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -215,7 +222,7 @@ class App:
         schema: StructType | str | None = None,
         registry: Registry | RegistrySchema | None = None,
         keep: Sequence[str] | str = (),
-        starting: str = "earliest",
+        starting: str | None = None,
         keyed: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
@@ -234,7 +241,8 @@ class App:
                 ``<topic>-value``; or what `registry_schema` returned.
             keep: columns of the record to keep beside the fields, such as ``("key", "timestamp")``.
             starting: where a query without a checkpoint starts: ``"earliest"``, ``"latest"``, ``"group"``, or
-                JSON as in the option ``startingOffsets``.
+                JSON as in the option ``startingOffsets``. By default what that option says, else
+                ``"earliest"``.
             keyed: states that all producers of these topics choose the partition by the record's key. An
                 operator that groups by the key then needs no shuffle (``docs/state.md``). State that exists
                 keeps the kind of shards that it has, so decide before the first start.
@@ -255,14 +263,14 @@ class App:
                 fix="leave out schema= to use the registry's; a reader schema is an argument of "
                 "registry_schema().",
             )
-        subscribed = {"subscribe": ",".join(names), "startingOffsets": starting}
+        subscribed = {"subscribe": ",".join(names)}
+        if starting is not None or not any(each.lower() == _STARTING for each in self._own["source"]):
+            subscribed["startingOffsets"] = starting or "earliest"
         if keyed:
             subscribed[KEYED] = "true"
-        stated = {name.lower() for name in options or ()}
-        for name in ("subscribePattern", "assign"):
-            if name.lower() in stated:
-                del subscribed["subscribe"]
-        source = self._options("source", {**subscribed, **(options or {})})
+        if {"subscribepattern", "assign"}.intersection(name.lower() for name in options or ()):
+            del subscribed["subscribe"]
+        source = self._options("source", _replaced(subscribed, options or {}))
         fields = None if schema is None else as_struct(schema, "the values")
         if registry is None or isinstance(registry, RegistrySchema):
             selected = registry
@@ -501,13 +509,23 @@ class App:
                 "the frame is a batch read; an App writes streams.",
                 fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
             )
-        stated = dict(options or {})
-        if topic is not None:
-            stated["topic"] = topic
+        own = {} if topic is None else {TOPIC: topic}
+        stated = self._options("sink", _replaced(options or {}, own))
+        by_name = {name.lower(): value for name, value in stated.items()}
+        topic = by_name.get(TOPIC)
+        if topic is None and is_of_source(frame, TOPIC):
+            raise InvalidOptionError(
+                f"topic= is not set, so the column {TOPIC!r} names the topic of each record. It is the topic "
+                "that the record was read from: each record would be written there again, and be read again.",
+                fix=f"set topic=; or, if the rows go only to sinks=, rename the column: "
+                f".withColumnRenamed({TOPIC!r}, 'source_topic').",
+            )
         rows, columns = Records(topic, key, value, registry, removed).of(
-            frame, for_sinks=bool(sinks), has_timestamp=_is_true(stated, "includeTimestamp")
+            frame,
+            for_sinks=bool(sinks),
+            has_timestamp=by_name.get("includetimestamp", "").lower() == "true",
         )
-        sink = self._options("sink", {**_of_sinks(sinks or {}, columns), **stated})
+        sink = Options(_replaced(_of_sinks(sinks or {}, columns), stated))
         self._check(rows, sink)
         return rows.writeStream.format(FORMAT_NAME).queryName(self.id).options(**sink)
 
@@ -517,7 +535,7 @@ class App:
         session = rows.sparkSession
         arguments = (
             source_options(rows),
-            self._stores,
+            self._used_stores(rows),
             {**sink, "queryName": self.id},
             rows.schema,
             [RunningQuery(each.id, each.name) for each in session.streams.active],
@@ -527,6 +545,16 @@ class App:
             return
         for warning in check_on_server(session, *arguments):
             _log.warning("%s", warning)
+
+    def _used_stores(self, rows: DataFrame) -> dict[str, Options]:
+        """Returns the options of the operators in a frame, after `check_changelog`, by the name of the store.
+
+        Of a frame from SQL or `map_in_read`, these are all operators of this App.
+        """
+        used = stores_of(rows)
+        if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns and len(rows.columns) > 1:
+            return {}
+        return {store: each for store, each in self._stores.items() if not used or store in used}
 
 
 #: Options that the arguments of `App` set, in lower case, and the argument.
@@ -568,5 +596,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _is_true(options: Mapping[str, Any], name: str) -> bool:
-    return any(key.lower() == name.lower() and _text(value) == "true" for key, value in options.items())
+def _replaced(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns both; others replace options of the same name, whose case does not matter."""
+    names = {name.lower() for name in others}
+    return {**{name: value for name, value in options.items() if name.lower() not in names}, **others}

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
     VariantType,
 )
 
@@ -54,6 +55,12 @@ _CARRIED = (CHANGELOG, INVALID, ORIGIN)
 #: Field in which Spark's ``from_json`` returns a document that does not fit the schema.
 _MALFORMED = "__kafka_eos_malformed"
 _PARSED = "__kafka_eos_parsed"
+#: Field of an array with the whole value as its element: ``from_json`` ignores what follows a document.
+_DOCUMENTS = "__kafka_eos_documents"
+#: Timestamps within keys. Spark's own formats leave out microseconds, or the offset from UTC, without which
+#: an hour has two meanings when daylight saving time ends. So different keys would become the same text.
+_TIME_OF_KEY = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+_KEY_FORMATS = {"timestampFormat": f"{_TIME_OF_KEY}XXX", "timestampNTZFormat": _TIME_OF_KEY}
 
 
 def column(name: str) -> Column:
@@ -79,25 +86,32 @@ def from_json_values(frame: DataFrame, schema: StructType, keep: Sequence[str]) 
         InvalidSchemaError: if ``keep`` names no column of the source, or one that ``schema`` has too.
     """
     _check_kept(keep, schema.names)
+    value = sf.col(VALUE).cast("string")
     parsed = sf.from_json(
-        sf.col(VALUE).cast("string"),
-        StructType([*schema.fields, StructField(_MALFORMED, StringType())]),
+        sf.concat(sf.lit(f'{{"{_DOCUMENTS}":['), value, sf.lit("]}")),
+        StructType(
+            [
+                StructField(_DOCUMENTS, ArrayType(schema)),
+                StructField(_MALFORMED, StringType()),
+            ]
+        ),
         {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED},
     )
     error = sf.concat(
         sf.lit(f"[{InvalidRecordError.condition}] the value of the "),
         record_place(),
         sf.lit(f" is no JSON object with the schema {schema.simpleString()}: "),
-        sf.substring(sf.col(VALUE).cast("string"), 1, 200),
+        sf.substring(value, 1, 200),
         sf.lit(
             ". Fix: correct the producer or the schema; to set such records aside as dead letters, read "
             "without schema=, parse with from_json, and mark them with invalid_record()."
         ),
     )
     parsed_rows = frame.withColumn(_PARSED, parsed)
-    is_malformed = sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull()
-    is_empty = sf.col(VALUE).isNotNull() & sf.col(_PARSED).isNull()  # "", blanks, or the document null
-    checked = sf.when(is_malformed | is_empty, sf.raise_error(error)).otherwise(sf.col(_PARSED))
+    documents = sf.col(f"{_PARSED}.{_DOCUMENTS}")
+    document = sf.get(documents, sf.lit(0))
+    is_wrong = sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull() | (sf.size(documents) != 1) | document.isNull()
+    checked = sf.when(sf.col(VALUE).isNotNull() & is_wrong, sf.raise_error(error)).otherwise(document)
     rows = parsed_rows.withColumn(_PARSED, checked)
     fields = [sf.col(f"{_PARSED}.`{name.replace('`', '``')}`").alias(name) for name in schema.names]
     return rows.select(*(column(name) for name in keep), *fields)
@@ -244,7 +258,7 @@ class Records:
         if self.key is None or isinstance(self.key, Column):
             return self.key
         if not isinstance(self.key, str):
-            return sf.to_json(sf.struct(*(column(name) for name in self.key)))
+            return sf.to_json(sf.struct(*(column(name) for name in self.key)), _KEY_FORMATS)
         return as_text(column(self.key), schema[self.key].dataType)
 
     def _value(self, schema: StructType, names: Sequence[str]) -> Column:
@@ -290,20 +304,26 @@ class Records:
             )
         if self.registry is None:
             return sf.to_json(sf.struct(*fields))
+        encoded = self._encoded(sf.struct(*fields))
+        if CHANGELOG not in schema.names:
+            return encoded
+        # The columns of rows with state changes are null, which a schema need not allow.
+        return sf.when(column(CHANGELOG).isNull(), encoded)
+
+    def _encoded(self, record: Column) -> Column:
+        assert self.registry is not None
         if isinstance(self.registry, RegistrySchema):
-            return to_registry(sf.struct(*fields), self.registry)
+            return to_registry(record, self.registry)
         if self.topic is None:
             raise InvalidOptionError(
                 "registry= is set, but not topic=, whose subject has the schema.",
                 fix="set topic=, or pass what registry_schema() returned as registry=.",
             )
-        return to_registry(sf.struct(*fields), self.registry, topic=self.topic)
+        return to_registry(record, self.registry, topic=self.topic)
 
     def _check_names(self, names: Collection[str], has_timestamp: bool) -> None:
         """Raises `InvalidSchemaError` if a sink outside Kafka would get a part of the record for a column."""
-        parts = {VALUE, PARTITION, HEADERS}
-        if self.key is not None:
-            parts.add(KEY)
+        parts = {KEY, VALUE, PARTITION, HEADERS}
         if has_timestamp:
             parts.add(TIMESTAMP)
         both = sorted(parts.intersection(names))
@@ -316,11 +336,16 @@ class Records:
 
 
 def as_text(value: Column, type_: DataType) -> Column:
-    """Returns a column as string or binary: nested values as JSON, others as Spark casts them to strings."""
+    """Returns a key as string or binary: nested values as JSON, others as Spark casts them to strings.
+
+    A timestamp has its offset from UTC, in the session's time zone.
+    """
     if _is_text(type_):
         return value
     if isinstance(type_, StructType | ArrayType | MapType | VariantType):
-        return sf.to_json(value)
+        return sf.to_json(value, _KEY_FORMATS)
+    if isinstance(type_, TimestampType):
+        return sf.date_format(value, _KEY_FORMATS["timestampFormat"])
     return value.cast("string")
 
 

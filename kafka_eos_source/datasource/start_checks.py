@@ -353,6 +353,8 @@ class _Query:
     operators: Mapping[str, StateOptions]
     sink: WriteOptions
     warnings: list[str] = field(default_factory=list)
+    #: whether Kafka holds a token of this query
+    has_token: bool = False
 
     @cached_property
     def checkpoint(self) -> _Checkpoint:
@@ -663,6 +665,7 @@ def _check_token(query: _Query) -> None:
             own = checkpoint.query_id or "a new one"
             raise refusals.foreign_query(Batch(query.application_id, own, "", checkpoint.next_batch), token)
         return
+    query.has_token = True
     _check_stores(query, held, token)
 
 
@@ -698,6 +701,7 @@ def _check_targets(query: _Query, frame: FrameToWrite) -> None:
 
     sinks = [(route.spec, route.schema) for route in frame.plan.routes]
     for error in check_targets(sinks, application_id=query.application_id or UNKNOWN_ID).values():
-        if not isinstance(error, SinkUnavailableError) or query.checkpoint.next_batch == 0:
+        is_new = query.checkpoint.next_batch == 0 and not query.has_token
+        if is_new or not isinstance(error, SinkUnavailableError):
             raise error
         query.warnings.append(error.message)

@@ -262,6 +262,24 @@ def source_options(frame: DataFrame) -> list[dict[str, str]]:
     ]
 
 
+def is_of_source(frame: DataFrame, name: str) -> bool:
+    """Returns whether a column of a frame is one of a source of this package that no step has computed anew.
+
+    With Spark Connect it is always False, because the client cannot read the plan.
+    """
+    jdf = getattr(frame, "_jdf", None)
+    if jdf is None:
+        return False
+    plan = jdf.queryExecution().analyzed()
+    of_sources = {
+        each.exprId().id()
+        for leaf in elements(plan.collectLeaves())
+        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
+        for each in elements(leaf.output())
+    }
+    return any(each.name() == name and each.exprId().id() in of_sources for each in elements(plan.output()))
+
+
 def _connect_sources(relation: Any) -> Iterator[dict[str, str]]:
     """Yields the options of the streams of this package below a relation of Spark Connect's protocol."""
     kind = str(relation.WhichOneof("rel_type"))

@@ -65,6 +65,56 @@ def test_another_query_has_an_id_and_a_checkpoint_of_its_own() -> None:
     assert audit.options("operator") == {**first.options("operator"), "application.id": "revenue-audit"}
 
 
+class Session:
+    """Records the options of a read, as a session of Spark is given them."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self.readStream = self
+
+    def format(self, _: str) -> Session:
+        return self
+
+    def options(self, **options: str) -> Session:
+        self.found = options
+        return self
+
+    def load(self) -> Session:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("of_app", "of_call", "expected"),
+    [
+        ({}, {}, {"startingOffsets": "earliest"}),
+        ({"startingOffsets": "latest"}, {}, {"startingOffsets": "latest"}),
+        ({"startingoffsets": "latest"}, {"starting": "group"}, {"startingOffsets": "group"}),
+        ({}, {"options": {"STARTINGOFFSETS": "latest"}}, {"STARTINGOFFSETS": "latest"}),
+        (
+            {"startingOffsets": "group"},
+            {"options": {"startingoffsets": "latest"}},
+            {"startingoffsets": "latest"},
+        ),
+    ],
+)
+def test_a_read_has_one_option_of_each_name(
+    of_app: dict[str, str], of_call: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """That of the call comes before that of the App; the server of Spark Connect may take any of several."""
+    session: Any = Session()
+    app(options=of_app, spark=session).read("orders", **of_call)
+    assert {n: v for n, v in session.found.items() if n.lower() == "startingoffsets"} == expected
+    assert session.found["subscribe"] == "orders"
+
+
+def test_another_query_has_a_group_of_its_own() -> None:
+    """Two queries in one group would overwrite each other's tokens."""
+    first = app(options={"kafka.group.id": "mine"})
+    groups = {part: options["kafka.group.id"] for part, options in first.query("audit").options().items()}
+    assert groups == dict.fromkeys(("source", "operator", "sink"), "mine-audit")
+    assert first.options("sink")["kafka.group.id"] == "mine"
+
+
 @pytest.mark.parametrize("name", ["", "a b", "..", "a/b", "x" * 101])
 def test_the_name_of_another_query_is_checked(name: str) -> None:
     with pytest.raises(InvalidOptionError, match="query"):

@@ -398,6 +398,9 @@ def test_a_sink_that_is_down_stops_a_new_query_and_is_a_warning_for_one_that_has
     assert "sink 'billing'" in refused(job, SinkUnavailableError)
     (warning,) = job.has_run().check()
     assert "sink 'billing'" in warning
+    (job.folder / "checkpoint" / "commits" / "0").unlink()  # Kafka committed batch 0, then the driver died
+    (warning,) = job.check()
+    assert "sink 'billing'" in warning
     job.sink["sink.billing.auth.env"] = "KAFKA_EOS_TEST_UNSET"
     assert "option 'sink.billing.auth.env'" in refused(job, InvalidOptionError)
 

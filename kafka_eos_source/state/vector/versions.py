@@ -469,6 +469,10 @@ def parts_of(description: Description) -> tuple[Part, ...]:
     if description.kind == "aggregate":
         aggregation = Aggregation.from_json(description.details)
         declared = aggregation.state_declarations()
+        if description.details.get("emit") == "changes":  # the row to take back is computed from the state
+            declared = {
+                name: {**aggregation.aggregates[name].to_json(), **each} for name, each in declared.items()
+            }
         for name, fields in aggregation.states_by_name.items():
             parts.append(Part(len(parts), name, declared[name], tuple(fields)))
         # Columns before the states are the same in all versions. Each one after them is a part of its own.

@@ -275,6 +275,11 @@ OTHER_KEY = "columns of the key, their types or their order"
             r"decimal128\(19, 2\), which cannot become decimal128\(20, 3\)",
         ),
         (totals(agg.sum("d")), totals(agg.sum("d"), types={"d": pa.float64()}), "which cannot become double"),
+        (
+            totals(agg.percentile_approx("a", 0.5), emit="changes"),
+            totals(agg.percentile_approx("a", 0.9), emit="changes"),
+            r"'t' was percentile_approx.*is now percentile_approx",  # it would take back other rows
+        ),
         (totals(agg.last("a", by="b")), totals(agg.last("a", by="f")), r"last\(a by b\).*last\(a by f\)"),
         (
             declared(aggregates={"a1": agg.count(), "a2": agg.count(), "t": agg.sum("a")}),
@@ -318,6 +323,7 @@ def test_a_change_that_the_state_does_not_fit_is_refused_with_both_declarations(
         (ORDINARY, declared(types={"a": pa.int64(), "ts": pa.timestamp("us", "Europe/Berlin")})),
         (totals(agg.count("a")), totals(agg.count("a"), types={"a": pa.string()})),
         (totals(agg.avg("a")), totals(agg.avg("a"), types={"a": pa.float64()})),
+        (totals(agg.percentile_approx("a", 0.5)), totals(agg.percentile_approx("a", [0.9]))),
         (HOURLY, declared(window=tumbling("1h", on="ts", grace="5m"), emit="on_close")),
         (HOURLY, declared(window=HOUR, types={"ts": pa.timestamp("ms", "UTC")})),
         (
