@@ -22,8 +22,8 @@ from kafka_eos_source.spark.operator_frame import (
     operator_frame,
     past_packets,
     spark_frame,
-    stores_of,
     spark_grouping,
+    stores_of,
 )
 
 
