@@ -303,7 +303,7 @@ def test_each_operator_has_a_store_of_its_own_and_only_those_of_the_frame_are_ch
     app = start()
     orders = app.read(source, schema=SCHEMA)
     counts = app.aggregate(orders.groupBy("category", "id"), n=sf.count("*"), emit="changes")
-    with pytest.raises(InvalidOptionError, match="two stateful operators .* store 'aggregates'"):
+    with pytest.raises(InvalidOptionError, match=r"two stateful operators .* store 'aggregates'"):
         app.aggregate(counts.groupBy("category"), ids=sf.count("*"), removed="removed")
     run(app, orders.select("id"), target)  # somebody tried the aggregation out, and does not write it
     assert len(read_back(broker, target)) == 6
