@@ -12,7 +12,7 @@ from kafka_eos_source import App, delta, sql, tumbling
 brokers, folder = sys.argv[1:]
 app = App("revenue", brokers, checkpoint=f"{folder}/checkpoint")
 orders = app.read("orders", schema="id BIGINT, category STRING, amount DOUBLE, ts TIMESTAMP")
-minute = tumbling("1 minute", on="ts")
+minute = tumbling("1 minute", on="ts", grace="1 hour")
 revenue = app.aggregate(
     orders.groupBy("category"), orders=F.count("*"), revenue=F.sum("amount"), window=minute
 )

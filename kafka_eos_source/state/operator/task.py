@@ -31,6 +31,9 @@ from kafka_eos_source.state.store.transactional import StateHandle
 
 _log = logging.getLogger(__name__)
 
+#: Shards of which this process has reported late rows.
+_with_late_rows: set[TopicPartition] = set()
+
 #: After a task with this many changes, its worker returns freed memory to the operating system.
 _MANY_CHANGES = 1 << 18
 #: Changelog topics that this process has checked, each with the run of the query in which it did, and when,
@@ -144,6 +147,7 @@ class Operator:
             else:
                 failpoints.reach("state.after_process")
                 _warn_of_future_rows(task, shard.context)
+                _warn_of_late_rows(task, shard.context)
                 report, changes = shard.persist_pending()
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
@@ -330,6 +334,21 @@ def _warn_of_future_rows(task: ShardTask, context: BatchContext) -> None:
             context.batch_id,
             rows,
             task.options.event_time_max_ahead_ms,
+        )
+
+
+def _warn_of_late_rows(task: ShardTask, context: BatchContext) -> None:
+    """Logs a warning if the batch dropped late rows, at the first such batch of each shard in a process."""
+    rows = context.metrics.get("late_rows")
+    if rows and task.tp not in _with_late_rows:
+        _with_late_rows.add(task.tp)
+        _log.warning(
+            "shard %s, batch %d: %d rows were late and were dropped, because the operator had passed their "
+            "time; a longer grace= accepts them. This process does not repeat the warning for this shard; the "
+            "metric late_rows counts all.",
+            task.tp,
+            context.batch_id,
+            rows,
         )
 
 
