@@ -284,6 +284,20 @@ def test_records_are_not_written_to_the_topic_that_they_were_read_from(
     app.write(raw.withColumn("topic", sf.lit(source)))
 
 
+def test_each_operator_has_a_store_of_its_own_and_only_those_of_the_frame_are_checked(
+    start: Start, broker: str, topic: Callable[..., str]
+) -> None:
+    source, target = topic(), topic()
+    produce(broker, source, [json.dumps(order(n)) for n in range(6)])
+    app = start()
+    orders = app.read(source, schema=SCHEMA)
+    counts = app.aggregate(orders.groupBy("category", "id"), n=sf.count("*"), emit="changes")
+    with pytest.raises(InvalidOptionError, match=r"two stateful operators .* store 'aggregates'"):
+        app.aggregate(counts.groupBy("category"), ids=sf.count("*"), removed="removed")
+    run(app, orders.select("id"), target)  # somebody tried the aggregation out, and does not write it
+    assert len(read_back(broker, target)) == 6
+
+
 def _plan(frame: DataFrame) -> str:
     """Returns the analysed plan without the ids of its expressions and what is random in it."""
     text = frame._jdf.queryExecution().analyzed().toString()  # type: ignore[operator]

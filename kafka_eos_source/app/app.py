@@ -20,14 +20,18 @@ from kafka_eos_source.app.records import Records, from_json_values, from_registr
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import is_of_source, source_options
+from kafka_eos_source.in_read.staged import staged_frame
+from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.spark.changelog_check import check_changelog
+from kafka_eos_source.spark.operator_frame import stores_of
 from kafka_eos_source.spark.schema import TOPIC
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
 from kafka_eos_source.state.operator import transform as operators
@@ -533,7 +537,7 @@ class App:
         session = rows.sparkSession
         arguments = (
             source_options(rows),
-            self._stores,
+            self._used_stores(rows),
             {**sink, "queryName": self.id},
             rows.schema,
             [RunningQuery(each.id, each.name) for each in session.streams.active],
@@ -543,6 +547,18 @@ class App:
             return
         for warning in check_on_server(session, *arguments):
             _log.warning("%s", warning)
+
+    def _used_stores(self, rows: DataFrame) -> dict[str, Options]:
+        """Returns the options of the operators in a frame, after `check_changelog`, by the name of the store.
+
+        Of a frame from SQL or `map_in_read`, these are all operators of this App.
+        """
+        used = stores_of(rows)
+        if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns:
+            schema = rows.schema
+            if schema_of_packed_rows(schema) is None and staged_frame(schema) is None:
+                return {}
+        return {store: each for store, each in self._stores.items() if not used or store in used}
 
 
 #: Options that the arguments of `App` set, in lower case, and the argument.

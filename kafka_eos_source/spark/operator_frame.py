@@ -11,7 +11,7 @@ says of each public method of DataFrame what the subclass does with it. What a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeAlias, TypeVar
@@ -32,19 +32,29 @@ _T = TypeVar("_T")
 _BASE = "_kafka_eos_base"
 #: Attribute of a frame: number of tasks that run its operators after a shuffle; 0 = they run in the read.
 _TASKS = "_kafka_eos_tasks"
+#: Attribute of a frame: the stores of its operators.
+_STORES = "_kafka_eos_stores"
 
 
-def operator_frame(frame: DataFrame, tasks: int = 0) -> DataFrame:
+def operator_frame(frame: DataFrame, tasks: int = 0, stores: Sequence[str] = ()) -> DataFrame:
     """Returns the same frame with methods that keep the rows and the column of its state changes.
 
     Args:
         frame: the result of an operator, or of a step after it; it has the column `CHANGELOG`.
         tasks: number of tasks that run the operator after a shuffle; 0 if it runs in the read.
+        stores: names of the stores of all operators whose state changes the frame has.
     """
     plain = spark_frame(frame)
     made = _with_class(plain, _frame_class(_class_of(plain)))
     made.__dict__[_TASKS] = tasks
+    made.__dict__[_STORES] = tuple(stores)
     return made
+
+
+def stores_of(frame: DataFrame) -> tuple[str, ...]:
+    """Returns the stores of the operators in a frame that an operator, or a step after it, returned."""
+    found: tuple[str, ...] = frame.__dict__.get(_STORES, ())
+    return found
 
 
 def spark_frame(frame: DataFrame) -> DataFrame:
@@ -437,16 +447,30 @@ def _method(name: str, of_spark: Any, rule: Rule) -> Callable[..., Any]:
             result = rule.function(self if rule.of_itself else plain, *args, **kwargs)
         else:
             result = getattr(plain, name)(*args, **kwargs)
-        if isinstance(rule, Inherited) or not isinstance(result, DataFrame):
+        if isinstance(rule, Inherited) or not isinstance(result, DataFrame) or is_operator_frame(result):
             return result
         if CHANGELOG not in result.columns:
             raise _lost(f"{name}()", f"drops the column {CHANGELOG!r}", "do not name this column.")
         if isinstance(rule, Adapted) and rule.makes_rows:
             check_generators(result, f"{name}()")
-        others = [each.__dict__.get(_TASKS, 0) for each in args if isinstance(each, DataFrame)]
-        return operator_frame(result, sum(others, self.__dict__.get(_TASKS, 0)))
+        frames = [self, *(each for each in (*args, *kwargs.values()) if isinstance(each, DataFrame))]
+        stores = [store for each in frames for store in stores_of(each)]
+        if len(set(stores)) < len(stores):
+            raise _twice(f"{name}()", stores)
+        return operator_frame(result, sum(each.__dict__.get(_TASKS, 0) for each in frames), stores)
 
     return wraps(of_spark)(step)
+
+
+def _twice(step: str, stores: Sequence[str]) -> InvalidSchemaError:
+    store = next(each for each in stores if stores.count(each) > 1)
+    return InvalidSchemaError(
+        f"{step} has two frames with the operator of the store {store!r}. Spark would run the operator twice "
+        "in each micro-batch.",
+        fix="use the frame once: instead of a union of its parts, use one select() with F.when(…), or "
+        "mapInArrow, whose function may return several rows for one; or, if these are two operators, give "
+        "each a store of its own.",
+    )
 
 
 def _refusing(error: InvalidSchemaError) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from kafka_eos_source.spark.operator_frame import (
     past_packets,
     spark_frame,
     spark_grouping,
+    stores_of,
 )
 
 
@@ -211,6 +212,22 @@ def test_the_operator_of_the_second_frame_of_a_union_gets_tasks_of_its_own() -> 
     assert is_operator_frame(after)
     operator_frame(Recording(["k", CHANGELOG]), 2).union(result("k", CHANGELOG, tasks=0))
     assert [step[0] for step in seen[2].steps] == ["select"], "an operator in the read needs no shuffle"
+
+
+def test_a_frame_knows_the_stores_of_its_operators() -> None:
+    one, two = (operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, [each]) for each in ("one", "two"))
+    both = one.select("k").union(two.select("k"))
+    assert stores_of(both.hint("broadcast")) == ("one", "two")
+    assert stores_of(one.transform(lambda _: both)) == ("one", "two")
+    assert stores_of(FakeFrame(["k"])) == ()
+
+
+def test_an_operator_runs_once() -> None:
+    one = operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, ["one"])
+    with pytest.raises(
+        InvalidSchemaError, match=r"union\(\) has two frames with .* store 'one'.*use the frame"
+    ):
+        one.select("k").union(one.select("k"))
 
 
 def test_the_kinds_of_the_table_are_complete() -> None:

@@ -27,7 +27,7 @@ from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping
+from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping, stores_of
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
@@ -104,6 +104,26 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
     return spark_frame(frame), keys
 
 
+def with_store(frame: DataFrame, store: str) -> tuple[str, ...]:
+    """Returns the stores of the operators before an operator, and its own.
+
+    Args:
+        frame: what `grouping` returned.
+        store: name of the operator's store.
+
+    Raises:
+        InvalidOptionError: if an operator before it has the same store.
+    """
+    before = stores_of(frame)
+    if store in before:
+        raise InvalidOptionError(
+            f"two stateful operators of the query have the store {store!r}; expected a name of its own for "
+            "each, because both would write to one changelog.",
+            fix="set another name with the argument 'store' on the new one of them.",
+        )
+    return (*before, store)
+
+
 def with_operator(
     frame: DataFrame,
     keys: Sequence[str],
@@ -115,6 +135,7 @@ def with_operator(
     packed_schema: pa.Schema | None = None,
     combines: bool = False,
     has_event_times: bool = False,
+    stores: Sequence[str] = (),
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
@@ -135,6 +156,7 @@ def with_operator(
         combines: whether the tasks of the source combine rows before they meet the state.
         has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
             micro-batch; with `PARTITIONS` shards, with the time at which the shard's task began.
+        stores: what `with_store` returned.
 
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
@@ -143,7 +165,8 @@ def with_operator(
         KafkaEosError: as `with_operator_in_read`.
     """
     if shards == PARTITIONS:
-        return with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
+        read = with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
+        return operator_frame(read, stores=stores or (store,))
     checked = parse_state(options)
     count = shard_count(shards)
     if checked.application_id is not None:
@@ -159,7 +182,7 @@ def with_operator(
         # In a streaming query, this is the time that Spark's offset log holds for the batch.
         frame = frame.withColumn(BATCH_TIME, functions.current_timestamp())
     result = by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
-    return operator_frame(result, count)
+    return operator_frame(result, count, stores or (store,))
 
 
 def shard_count(shards: Shards) -> int:

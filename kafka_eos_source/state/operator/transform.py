@@ -21,6 +21,7 @@ from kafka_eos_source.state.operator.frame import (
     publish,
     shard_count,
     with_operator,
+    with_store,
 )
 from kafka_eos_source.state.operator.spark_aggregates import SparkAggregate, read_aggregates
 from kafka_eos_source.state.operator.task import InitialTopic
@@ -95,6 +96,7 @@ def transform(
             topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
+    stores = with_store(frame, store)
     _refuse_watermark(frame, "time_mode='EventTime', on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
@@ -142,6 +144,7 @@ def transform(
         shards=shards,
         options=options,
         has_event_times=on is not None,
+        stores=stores,
     )
 
 
@@ -195,6 +198,7 @@ def aggregate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    stores = with_store(frame, store)
     _refuse_watermark(frame, "window=tumbling(…, on={on}, grace={grace})")
     frame, read = read_aggregates(frame, aggregates)
     # Drop the other columns, because Spark would convert them to rows and back.
@@ -231,6 +235,7 @@ def aggregate(
         packed_schema=packed_schema,
         combines=bool(combine),
         has_event_times=window is not None,
+        stores=stores,
     )
 
 
@@ -266,6 +271,7 @@ def apply(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    stores = with_store(frame, store)
     _refuse_watermark(frame, "on={on}")
     shards = chosen_shards(frame, keys, shards)
     zone = _timezone(frame)
@@ -286,6 +292,7 @@ def apply(
         shards=shards,
         options=options,
         has_event_times=on is not None,
+        stores=stores,
     )
 
 
@@ -319,6 +326,7 @@ def deduplicate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
+    stores = with_store(frame, store)
     _refuse_watermark(frame, "on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
     schema = arrow_schema(_data_columns(frame), _timezone(frame))
@@ -337,6 +345,7 @@ def deduplicate(
         packed_schema=packed_schema,
         combines=combine,
         has_event_times=on is not None,
+        stores=stores,
     )
 
 
