@@ -74,6 +74,7 @@ nitpick_ignore_regex = [
     ),
     ("py:.*", r".*\.state\.reading\.live\.StreamingQuery"),
     ("py:.*", r".*\.registry\.codec\.Schema"),
+    ("py:.*", r".*\.app\.app\.Options"),
     ("py:.*", r".*\.manifest\.T"),
     ("py:.*", r".*\.(Overlay|Reads|SinkKills)"),
 ]

@@ -224,7 +224,18 @@ def test_json_in_json_out(start: Start, broker: str, topic: Callable[..., str]) 
 
 
 @pytest.mark.parametrize(
-    "bad", ['{"id": "one"}', "no json", "[1]", "null", "", '{"id": 1}{"id": 2}', '{"id": 1},', '{"id": 1}]']
+    "bad",
+    [
+        '{"id": "one"}',
+        '{"id": 1e30}',
+        "no json",
+        "[1]",
+        "null",
+        "",
+        '{"id": 1}{"id": 2}',
+        '{"id": 1},',
+        '{"id": 1}]',
+    ],
 )
 def test_a_value_that_does_not_fit_the_schema_is_named(
     start: Start, broker: str, topic: Callable[..., str], bad: str

@@ -198,7 +198,7 @@ def test_spark_connect(
 def test_pipelines(
     broker: str, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table reads Kafka and a sink writes it: killed once, run again, then run with new records."""
+    """A flow reads Kafka and a sink writes it: killed once, run again, then run with new records."""
     pytest.importorskip("pyspark.pipelines")
     pytest.importorskip("grpc")
     pytest.importorskip("yaml")

@@ -13,17 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
-from kafka_eos_source.options.parse import divide
+from kafka_eos_source.options.parse import divide, parse_read
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
@@ -283,7 +284,14 @@ class App:
                     fix="read each topic by itself; or pass what registry_schema() returned as registry=.",
                 )
             selected = registry_schema(registry, topic=names[0])
-        frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
+        parse_read(source, streaming=True)
+        try:
+            frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
+        except PySparkException as failure:
+            error = error_in(str(failure))
+            if error is None:
+                raise
+            raise error from None
         if fields is not None:
             return from_json_values(frame, fields, kept)
         if selected is not None:

@@ -487,7 +487,7 @@ def other_application(found: Identity, wanted: Identity) -> InvalidOptionError:
     return InvalidOptionError(
         f"the batches of this checkpoint were committed with application.id={found.application_id!r}, but "
         f"the query now has application.id={wanted.application_id!r}, for which Kafka holds no token.",
-        fix=f"set .option('application.id', {found.application_id!r}) again. A query with another "
+        fix=f"set application.id={found.application_id!r} again (in an App, the id). A query with another "
         "application.id needs a new checkpoint, and startingOffsets where it should begin.",
     )
 

@@ -173,14 +173,14 @@ def check_on_server(
     try:
         found = session.read.format(FORMAT_NAME).options(**options).load().schema
     except PySparkException as failure:
-        error = _error_in(str(failure))
+        error = error_in(str(failure))
         if error is None:
             raise
         raise error from None
     return [str(each) for each in found[_WARNINGS].metadata[_WARNINGS]]
 
 
-def _error_in(text: str) -> KafkaEosError | None:
+def error_in(text: str) -> KafkaEosError | None:
     """Returns the error of this package that Spark quotes in a text; None if there is none."""
     found = _QUOTED.search(text)
     kind = getattr(errors, found[1], None) if found is not None else None
@@ -447,11 +447,12 @@ def _check_checkpoint(query: _Query) -> None:
 def _check_running(query: _Query, running: Sequence[RunningQuery]) -> None:
     """Checks whether a query uses the checkpoint or the ``application.id`` now.
 
-    Spark ends a run of the same query in this session when the query is started again
-    (``spark.sql.streaming.stopActiveRunOnRestart``). Another name shows that it is meant to be another query.
+    Spark starts no query with the name of one that runs in the session. It ends a run of a query without a
+    name when the query is started again (``spark.sql.streaming.stopActiveRunOnRestart``). Another name shows
+    that it is meant to be another query.
 
     Raises:
-        InvalidOptionError: if another query of the session has the checkpoint.
+        InvalidOptionError: if another query of the session has the checkpoint or the name.
     """
     checkpoint = query.checkpoint
     active = next((each for each in running if each.query_id == checkpoint.query_id), None)
@@ -462,7 +463,14 @@ def _check_running(query: _Query, running: Sequence[RunningQuery]) -> None:
             f"({active.query_id}), which runs in this session. Two queries cannot share a checkpoint: Spark "
             "would stop that one, and this one would continue from its offsets.",
             fix="give this query a checkpoint of its own; or, if it replaces the other one, stop that first "
-            "with .stop(), or give this query the same name.",
+            "with .stop().",
+        )
+    name = query.sink.query_name
+    namesake = next((each for each in running if name is not None and each.name == name), None)
+    if namesake is not None:
+        raise InvalidOptionError(
+            f"the query {name!r} ({namesake.query_id}) already runs in this session.",
+            fix=f"stop it first: next(q for q in spark.streams.active if q.name == {name!r}).stop().",
         )
     if active is not None:
         query.warnings.append(

@@ -587,7 +587,8 @@ def parse_table(
             elif option.where == (STREAM_READ,):
                 _log.warning("option %r has no effect on a %s (as in Spark)", option.name, where)
         elif not _is_ignored(name, str(value)):
-            raise _unknown(key, str(value), where)
+            # `load()` does not know yet whether the read is a stream
+            raise _unknown(key, str(value), *(READ if where in READ else (where,)))
     if needs_brokers and not has_brokers(kafka):
         raise InvalidOptionError(
             "option 'kafka.bootstrap.servers' is missing; expected host:port, or several separated by "

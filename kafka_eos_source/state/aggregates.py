@@ -1,27 +1,27 @@
 """Declares the aggregates of `state.aggregate`, under the names that they have in ``pyspark.sql.functions``.
 
-=======================  =====================  ===========================================================
-aggregate                input column           result type
-=======================  =====================  ===========================================================
-count                    none, or any column    bigint, never null
-sum                      integer                bigint; the query fails if the sum does not fit
-sum                      float, double          double
-sum                      decimal(p, s)          decimal(min(38, p + 10), s), exact
-avg (mean)               integer, float, double double
-avg (mean)               decimal(p, s)          decimal(min(38, p + 4), min(38, s + 4))
-min, max                 any supported type     type of the column; NaN is larger than any number
-first, last              any supported type     type of the column
-max_by, min_by           any supported type     type of the column
-bool_and, bool_or        boolean                boolean
-stddev_samp, stddev_pop  number or decimal      double
-var_samp, var_pop        number or decimal      double
-count_distinct           any supported types    bigint, never null
-approx_count_distinct    any supported type     bigint, never null
-collect_list             any supported type     array of the column's type, never null
-collect_set              any supported type     array of the column's type, never null
-percentile_approx        number, decimal, date  type of the column; an array of it for several percentages
+=======================  ======================  ==========================================================
+aggregate                input column            result type
+=======================  ======================  ==========================================================
+count                    none, or any column     bigint, never null
+sum                      integer                 bigint; the query fails if the sum does not fit
+sum                      float, double           double
+sum                      decimal(p, s)           decimal(min(38, p + 10), s), exact
+avg (mean)               integer, float, double  double
+avg (mean)               decimal(p, s)           decimal(min(38, p + 4), min(38, s + 4))
+min, max                 any supported type      type of the column; NaN is larger than any number
+first, last              any supported type      type of the column
+max_by, min_by           any supported type      type of the column
+bool_and, bool_or        boolean                 boolean
+stddev_samp, stddev_pop  number or decimal       double
+var_samp, var_pop        number or decimal       double
+count_distinct           any supported types     bigint, never null
+approx_count_distinct    any supported type      bigint, never null
+collect_list             any supported type      array of the column's type, never null
+collect_set              any supported type      array of the column's type, never null
+percentile_approx        number, decimal, date   type of the column; an array of it for several percentages
                          or timestamp
-=======================  =====================  ===========================================================
+=======================  ======================  ==========================================================
 
 Supported types are boolean, tinyint to bigint, float, double, decimal, string, binary, date and timestamp.
 "Integer" is tinyint to bigint, "number" is an integer, float or double.

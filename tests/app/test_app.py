@@ -163,6 +163,8 @@ def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
         ({"schema": "id INT", "registry": "http://registry"}, "schema= and registry= are both set"),
         ({"topics": ["a", "b"], "registry": "http://registry"}, "registry= is set for 2 topics"),
         ({"schema": "id WRONG"}, "WRONG"),
+        ({"options": {"maxOffsetPerTrigger": "5"}}, "Did you mean 'maxOffsetsPerTrigger'"),
+        ({"starting": "earliset"}, "'startingOffsets' has the value 'earliset'"),
     ],
 )
 def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:

@@ -284,12 +284,22 @@ def test_two_queries_on_one_checkpoint(job: Job) -> None:
     assert "is the checkpoint of query 'audit' (query), which runs in this session" in text
 
 
-def test_a_query_that_is_started_again_in_its_session_is_replaced_as_spark_does(job: Job) -> None:
+def test_a_query_without_a_name_that_is_started_again_is_replaced_as_spark_does(job: Job) -> None:
     SparkCheckpoint(job.folder / "checkpoint", "query")
-    job.sink["queryName"] = "revenue"
-    job.running = (RunningQuery("query", "revenue"),)
+    job.running = (RunningQuery("query"),)
     (warning,) = job.check()
     assert "Spark stops that run" in warning
+
+
+@pytest.mark.parametrize("query_id", ["query", "another"])
+def test_a_name_that_a_query_of_the_session_has_is_refused(job: Job, query_id: str) -> None:
+    """Spark refuses it too, whatever the checkpoint; this error names the fix."""
+    SparkCheckpoint(job.folder / "checkpoint", "query")
+    job.sink["queryName"] = "revenue"
+    job.running = (RunningQuery("x"), RunningQuery(query_id, "revenue"))
+    text = refused(job, InvalidOptionError)
+    assert f"the query 'revenue' ({query_id}) already runs in this session" in text
+    assert "q.name == 'revenue').stop()" in text
 
 
 def test_a_query_that_runs_in_another_process_of_this_host_is_a_warning(
@@ -496,11 +506,14 @@ def as_spark_passes(options: Mapping[str, str]) -> dict[str, str]:
 
 def test_the_parts_of_a_query_travel_as_options(job: Job) -> None:
     job.with_state("Totals", "others").has_run("query", "orders", "app", "Totals")
-    job.running = (RunningQuery("query", "Revenue"), RunningQuery("x"))
-    job.sink["queryName"] = "Revenue"
+    job.running = (RunningQuery("query"), RunningQuery("x", "Revenue"))
     options = options_of_check([job.source], job.operators, job.sink, job.schema, job.running)
     schema = schema_of_check(as_spark_passes(options))
     assert schema["warnings"].metadata["warnings"] == job.check() != []
+    job.sink["queryName"] = "Revenue"
+    options = options_of_check([job.source], job.operators, job.sink, job.schema, job.running[1:])
+    with pytest.raises(InvalidOptionError, match=r"the query 'Revenue' \(x\) already runs"):
+        schema_of_check(as_spark_passes(options))
 
 
 def test_an_error_on_the_server_is_raised_by_the_schema_of_the_read(job: Job) -> None:
@@ -601,6 +614,14 @@ def test_a_load_names_a_missing_topic_and_a_wrong_address(job: Job) -> None:
         KafkaEosDataSource({**job.source, "subscribe": "ordrs"}).schema()
     with pytest.raises(UnavailableError, match=r"cannot connect to 127.0.0.1:1: the connection was refused"):
         KafkaEosDataSource({**job.source, "kafka.bootstrap.servers": "127.0.0.1:1"}).schema()
+
+
+def test_a_load_suggests_options_of_streams_and_of_batch_reads(job: Job) -> None:
+    """It does not know which of them the read will be."""
+    with pytest.raises(InvalidOptionError, match="Did you mean 'maxOffsetsPerTrigger'"):
+        KafkaEosDataSource({**job.source, "maxoffsetpertrigger": "5"}).schema()
+    with pytest.raises(InvalidOptionError, match="Did you mean 'endingOffsets'"):
+        KafkaEosDataSource({**job.source, "endingoffset": "latest"}).schema()
 
 
 def test_a_load_leaves_brokers_that_are_silent_to_the_first_batch(job: Job) -> None:

@@ -327,9 +327,10 @@ def _property(name: str, value: Any) -> Any:
         return [_row(each, "d") for each in value]
     if name == "d" and abs(value) > sys.float_info.max:
         raise ValueError(value)
-    if name == "a" and (
-        value not in range(-(2**63), 2**63) or (isinstance(value, float) and abs(value) > 2**53)
-    ):
+    # "in range(…)" would count up to a float, without ever releasing Python's lock
+    if name == "a" and not (-(2**63) <= value < 2**63 and value == int(value)):
+        raise ValueError(value)
+    if name == "a" and isinstance(value, float) and abs(value) > 2**53:
         raise ValueError(value)
     return {"a": int, "b": str, "d": float}[name](value)
 
