@@ -21,6 +21,8 @@ from kafka_eos_source.app.records import Records, from_json_values, from_registr
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.frame import is_of_source, source_options
+from kafka_eos_source.in_read.staged import staged_frame
+from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide, parse_read
 from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
@@ -560,8 +562,10 @@ class App:
         Of a frame from SQL or `map_in_read`, these are all operators of this App.
         """
         used = stores_of(rows)
-        if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns and len(rows.columns) > 1:
-            return {}
+        if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns:
+            schema = rows.schema
+            if schema_of_packed_rows(schema) is None and staged_frame(schema) is None:
+                return {}
         return {store: each for store, each in self._stores.items() if not used or store in used}
 
 
