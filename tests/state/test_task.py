@@ -270,3 +270,20 @@ def test_a_worker_returns_memory_after_a_task_with_many_changes(
     monkeypatch.setattr(operator_task, "release_unused_memory", lambda: found.append(len(open_shards)))
     assert [each.num_rows for each in operator(iter(()))] == [1, 1]
     assert found == released, "after the shard was closed, and after no small task"
+
+
+def test_a_shard_tells_once_in_a_process_that_rows_are_late(
+    operator: Operator,
+    checked_topics: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise a result that lacks rows, because the query read a backlog without a grace, is a mystery."""
+    monkeypatch.setattr(operator_task, "_with_late_rows", set())
+    for batch_id, shard, late in [(0, 0, 0), (1, 0, 7), (2, 0, 9), (2, 1, 3)]:
+        task = operator._shard_task(StreamingTask("q", str(batch_id), "r", shard), shard)
+        context = SimpleNamespace(batch_id=batch_id, metrics={"late_rows": late} if late else {})
+        operator_task._warn_of_late_rows(task, context)  # type: ignore[arg-type]
+    told = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
+    assert [each.partition(" rows were late")[0].rpartition(" ")[2] for each in told] == ["7", "3"]
+    assert all("grace=" in each for each in told)

@@ -344,8 +344,8 @@ def _warn_of_late_rows(task: ShardTask, context: BatchContext) -> None:
         _with_late_rows.add(task.tp)
         _log.warning(
             "shard %s, batch %d: %d rows were late and were dropped, because the operator had passed their "
-            "time; a longer grace= accepts them. This process does not repeat the warning for this shard. The "
-            "metric late_rows counts all.",
+            "time; a longer grace= accepts them. This process reports the shard only once; the metric "
+            "late_rows counts all.",
             task.tp,
             context.batch_id,
             rows,
