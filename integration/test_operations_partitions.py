@@ -104,7 +104,7 @@ def test_t135_a_changelog_that_grew_is_refused_whatever_the_number_of_shards_and
     assert refused.wait() == 1, refused.tail()
     said = refused.log.read_text()
     assert MISMATCH in said, refused.tail()
-    assert "rescale --shards 2" in said
+    assert "rescale QUERY --shards 2" in said
     shutil.rmtree(case.state)
     followed = start(shards=4, operator={"onMissingState": "changelog:1"}, mutations=mutations)
     code = followed.wait()

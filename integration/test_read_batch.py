@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +273,11 @@ def test_reads_work_while_sparks_push_down_is_off(reader: Reader, topics: Topics
         ({"kafka.group.instance": "x"}, "neither librdkafka nor Java.s clients have such a property"),
     ],
 )
-def test_an_invalid_option_is_named(reader: Reader, options: dict[str, str], message: str) -> None:
+def test_an_invalid_option_is_named(
+    reader: Reader, topic: Callable[..., str], options: dict[str, str], message: str
+) -> None:
     with pytest.raises(Exception, match=f"INVALID_OPTION.*{message}"):
-        reader.batch(subscribe="t", **options).collect()
+        reader.batch(subscribe=topic(), **options).collect()
 
 
 def test_a_missing_subscription_or_missing_brokers_are_errors(spark: SparkSession) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
@@ -417,6 +418,6 @@ def test_a_missing_topic_is_an_error_at_once(reader: Reader) -> None:
         reader.run(subscribe="no-such-topic", **{"fetchOffset.numRetries": "0"})
 
 
-def test_ending_options_are_refused_for_streams(reader: Reader) -> None:
+def test_ending_options_are_refused_for_streams(reader: Reader, topic: Callable[..., str]) -> None:
     with pytest.raises(Exception, match=r"INVALID_OPTION.*endingOffsets"):
-        reader.run(subscribe="t", endingOffsets="latest")
+        reader.run(subscribe=topic(), endingOffsets="latest")

@@ -408,5 +408,5 @@ def test_t373_a_document_that_cannot_be_written_again_is_a_dead_letter(world: Wo
 
     failing = world.query.frame().select(from_registry("value", read)["carrier"].alias("value"))
     query = failing.writeStream.format("noop").trigger(availableNow=True).start()
-    with pytest.raises(PySparkException, match=r"INVALID_RECORD\].* of offset 1 cannot be decoded"):
+    with pytest.raises(PySparkException, match=r"INVALID_RECORD\].*, offset 1 cannot be decoded"):
         query.awaitTermination(SECONDS)

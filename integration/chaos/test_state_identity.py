@@ -162,7 +162,7 @@ def test_t341_a_batch_with_a_processing_time_in_the_future_is_refused_and_a_reco
     case.feed(200)
     with pytest.raises(StateError, match="the recorded processing time of shard") as caught:
         case.run()
-    assert f"state lower-time --store {STORE}" in caught.value.fix
+    assert f"state lower-time QUERY --store {STORE}" in caught.value.fix
     known = [case.application, "--bootstrap-servers", case.broker, "--store", STORE]
     for more, said in (([], "With --yes"), (["--yes"], "Start the query"), (["--yes"], "No recorded time")):
         result = CliRunner().invoke(main, ["state", "lower-time", *known, *more])

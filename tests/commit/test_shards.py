@@ -391,7 +391,7 @@ def test_a_recorded_time_in_the_future_names_the_command_that_lowers_it() -> Non
             continue
         with pytest.raises(StateError, match="the recorded processing time") as caught:
             commit(broker, session, 1, found)
-        assert "state lower-time --store counts" in caught.value.fix
+        assert "state lower-time QUERY --store counts" in caught.value.fix
 
 
 @pytest.mark.parametrize(
