@@ -455,7 +455,7 @@ def test_late_answers_to_earlier_requests_are_ignored(change: str) -> None:
     logs = {("t", 0): log_of(5), ("u", 0): log_of(7)}
     t, u = TopicPartition("t", 0), TopicPartition("u", 0)
     with brokers_with(logs) as cluster, consuming(cluster) as consumer:
-        cluster.fault = lambda kind: Fault("delay", 300) if kind == "Fetch" else None
+        cluster.fault = lambda kind: Fault("delay", 1500) if kind == "Fetch" else None
         consumer.assign({t: 0, u: 0}, ALL)
         assert consumer.take(0.05).empty
         asked = cluster.received["Fetch"]
