@@ -190,7 +190,7 @@ def test_a_shard_of_a_changelog_that_grew_is_refused() -> None:
     with pytest.raises(StateMismatchError, match="holds the state of 4 shards, but it has 6") as caught:
         check_shards(5, 6, tokens)
     assert "somebody added partitions" in str(caught.value)
-    assert "rescale --shards 6" in caught.value.fix
+    assert "rescale QUERY --shards 6" in caught.value.fix
     check_shards(3, 4, tokens)
     check_shards(5, 6, {})  # no batch was committed yet
     with pytest.raises(StateMismatchError, match="the input topic had 4 partitions before") as caught:
