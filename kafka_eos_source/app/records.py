@@ -38,6 +38,7 @@ from kafka_eos_source.spark.schema import (
     TIMESTAMP,
     TOPIC,
     VALUE,
+    quoted,
     read_schema,
     record_place,
 )
@@ -65,7 +66,7 @@ _KEY_FORMATS = {"timestampFormat": f"{_TIME_OF_KEY}XXX", "timestampNTZFormat": _
 
 def column(name: str) -> Column:
     """Returns the column with this name, whatever characters the name has."""
-    return sf.col("`" + name.replace("`", "``") + "`")
+    return sf.col(quoted(name))
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -113,8 +114,7 @@ def from_json_values(frame: DataFrame, schema: StructType, keep: Sequence[str]) 
     is_wrong = sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull() | (sf.size(documents) != 1) | document.isNull()
     checked = sf.when(sf.col(VALUE).isNotNull() & is_wrong, sf.raise_error(error)).otherwise(document)
     rows = parsed_rows.withColumn(_PARSED, checked)
-    fields = [sf.col(f"{_PARSED}.`{name.replace('`', '``')}`").alias(name) for name in schema.names]
-    return rows.select(*(column(name) for name in keep), *fields)
+    return rows.select(*(column(name) for name in keep), *_fields(schema.names))
 
 
 def from_registry_values(frame: DataFrame, registry: RegistrySchema, keep: Sequence[str]) -> DataFrame:
@@ -137,8 +137,11 @@ def from_registry_values(frame: DataFrame, registry: RegistrySchema, keep: Seque
     kept = [column(name) for name in keep]
     if not isinstance(type_, StructType):
         return rows.select(*kept, sf.col(_PARSED).alias(VALUE))
-    fields = [sf.col(f"{_PARSED}.`{name.replace('`', '``')}`").alias(name) for name in names]
-    return rows.select(*kept, *fields)
+    return rows.select(*kept, *_fields(names))
+
+
+def _fields(names: Sequence[str]) -> list[Column]:
+    return [sf.col(quoted(_PARSED, name)).alias(name) for name in names]
 
 
 def _check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:

@@ -232,7 +232,7 @@ def schema_of_check(options: Mapping[str, str]) -> StructType:
         if not name.lower().startswith(CHECK):
             raise InvalidOptionError(
                 f"option {name!r} is set together with {CHECK}*; expected only the latter.",
-                fix="remove it: the options that begin so are internal.",
+                fix=f"remove it: options that begin with {CHECK!r} are internal.",
             )
         if kind == "sink":
             sink[rest] = value
@@ -242,7 +242,8 @@ def schema_of_check(options: Mapping[str, str]) -> StructType:
             single[kind] = value
     if "schema" not in single:
         raise InvalidOptionError(
-            f"option '{CHECK}schema' is not set.", fix="remove the options that begin so: they are internal."
+            f"option '{CHECK}schema' is not set.",
+            fix=f"remove the options that begin with {CHECK!r}: they are internal.",
         )
     names = {number: each[""] for number, each in parts.get("name", {}).items()}
     warnings = check_query(

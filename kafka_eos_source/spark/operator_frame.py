@@ -25,6 +25,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
+from kafka_eos_source.spark.schema import quoted
 
 _T = TypeVar("_T")
 
@@ -128,7 +129,7 @@ def _dropna(
     floating = {each.name for each in frame.schema if isinstance(each.dataType, (DoubleType, FloatType))}
     present = f.lit(0)
     for name in names:
-        column = f.col(_quoted(name)) if name in frame.columns else f.col(name)
+        column = f.col(quoted(name)) if name in frame.columns else f.col(name)
         has_value = column.isNotNull() & ~f.isnan(column) if name in floating else column.isNotNull()
         present = present + f.when(has_value, 1).otherwise(0)
     return _where(frame, present >= wanted)
@@ -184,7 +185,7 @@ def _union(frame: DataFrame, other: DataFrame) -> DataFrame:
     added = _with_changes(other)
     names = [name for name in added.columns if name != CHANGELOG]
     at = frame.columns.index(CHANGELOG)
-    return frame.union(added.select(*map(_quoted, (*names[:at], CHANGELOG, *names[at:]))))
+    return frame.union(added.select(*map(quoted, (*names[:at], CHANGELOG, *names[at:]))))
 
 
 def _union_by_name(frame: DataFrame, other: DataFrame, *args: Any, **kwargs: Any) -> DataFrame:
@@ -282,10 +283,6 @@ def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFr
 def _group_by(frame: DataFrame, *columns: Any) -> Any:
     grouped = frame.groupBy(*columns)
     return _with_class(grouped, _grouping_class(_class_of(grouped)))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 # ------------------------------------------------------------------ the table

@@ -38,6 +38,11 @@ NAMES = ("key", "value", "topic", "partition", "headers", "timestamp")
 KEY, VALUE, TOPIC, PARTITION, HEADERS, TIMESTAMP = NAMES
 
 
+def quoted(*parts: str) -> str:
+    """Returns the name of a column, or of a field in it, in backquotes, as Spark's functions take it."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
 def read_schema(include_headers: bool, columns: tuple[str, ...] | None = None) -> StructType:
     """Returns the schema of the source. All columns are nullable.
 

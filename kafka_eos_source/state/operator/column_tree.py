@@ -273,11 +273,6 @@ def name_parts(identifier: str) -> tuple[str, ...]:
 _PART = re.compile(r"(?:`((?:[^`]|``)+)`|([^.`]+))(?=\.|$)")
 
 
-def quoted(*parts: str) -> str:
-    """Returns the name of a column in backquotes, as Spark's functions take it."""
-    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
-
-
 # ------------------------------------------------------------------ text
 
 _TOKEN = re.compile(

@@ -18,6 +18,7 @@ from pyspark.sql import Column, functions
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.schema import quoted
 from kafka_eos_source.state import aggregates as declared
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.operator.column_tree import (
@@ -34,7 +35,6 @@ from kafka_eos_source.state.operator.column_tree import (
     calls,
     nodes,
     parse,
-    quoted,
     tree,
 )
 

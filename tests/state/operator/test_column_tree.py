@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.spark.schema import quoted
 from kafka_eos_source.state.operator.column_tree import (
     Alias,
     Call,
@@ -24,7 +25,6 @@ from kafka_eos_source.state.operator.column_tree import (
     calls,
     name_parts,
     parse,
-    quoted,
     tree,
 )
 from tests.state.operator.classic_columns import classic, of_frame
