@@ -233,12 +233,33 @@ class AdminClient:
         return found
 
     def create_topic(
-        self, name: str, partitions: int, replication_factor: int, config: Mapping[str, str], seconds: float
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int,
+        config: Mapping[str, str],
+        seconds: float,
+        *,
+        is_retry: bool = False,
     ) -> None:
-        """Creates a topic; the controller's answer decides."""
+        """Creates a topic; the controller's answer decides.
+
+        A request whose answer was lost may have created the topic. After one, a topic that exists counts as
+        created.
+
+        Args:
+            name: of the topic.
+            partitions: how many it gets.
+            replication_factor: -1 = the broker's default.
+            config: its properties.
+            seconds: the time limit.
+            is_retry: whether the caller has sent this request before, and got no definite answer.
+        """
         kind = CreateTopicsRequest.CreatableTopic
+        may_be_ours = is_retry
 
         def ask(connection: Connection, deadline: Deadline) -> Iterable[Any]:
+            nonlocal may_be_ours
             version = connection.version(CreateTopicsRequest, _CREATE, 4)
             wanted = kind(
                 name=name,
@@ -254,7 +275,12 @@ class AdminClient:
             request = CreateTopicsRequest(
                 topics=[wanted], timeout_ms=_ms_left(deadline), validate_only=False, version=version
             )
-            return self._cluster.ask(connection, request, deadline).topics or ()
+            was_sent, may_be_ours = may_be_ours, True
+            answer = self._cluster.ask(connection, request, deadline).topics or ()
+            for each in answer:
+                if was_sent and each.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                    each.error_code = 0
+            return answer
 
         self._of_controller(name, ask, seconds)
 

@@ -37,7 +37,8 @@ def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None
     deadline = Deadline.after_seconds(_SECONDS)
     with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
         for name, count in partitions.items():
-            if not admin.create(name, count, -1, {}, deadline):
+            exists = admin.shape(name, deadline) is not None
+            if exists or not admin.create(name, count, -1, {}, deadline):
                 raise OperatorError(f"topic {name!r} exists already.", fix="use it, or choose another name.")
             admin.await_led(name, deadline)
 

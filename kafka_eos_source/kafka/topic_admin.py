@@ -170,17 +170,23 @@ class TopicAdmin:
             deadline: for the controller's answer; the request is safe to repeat.
 
         Returns:
-            False if a topic of that name exists already. It is not changed.
+            False if a topic of that name exists already. It is not changed. But if the answer to a request
+            was lost, the topic counts as created by it: callers look up first whether it exists.
 
         Raises:
             UnavailableError: if no controller answers before ``deadline``.
             AuthorizationError: if the principal may not create topics.
             OperatorError: if the cluster refuses the replication factor or a property.
         """
+        is_retry = False
 
         def ask(seconds: float) -> bool:
+            nonlocal is_retry
+            was_sent, is_retry = is_retry, True
             try:
-                self._client.create_topic(name, partitions, replication_factor, config, seconds + 1.0)
+                self._client.create_topic(
+                    name, partitions, replication_factor, config, seconds + 1.0, is_retry=was_sent
+                )
             except KafkaError as error:
                 if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                     return False
