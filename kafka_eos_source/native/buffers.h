@@ -1,5 +1,5 @@
 /*
- * What kernel.c, avro.c and protobuf.c share: buffers that grow, and the check of UTF-8.
+ * What kernel.c, avro.c, json.c and protobuf.c share: buffers that grow, and the check of UTF-8.
  *
  * Each of these files is compiled on its own to a library of its own, so everything here is static.
  */

@@ -1,0 +1,1 @@
+"""Documents in the values of records: columns of bytes become columns of declared types, and back."""
