@@ -160,12 +160,24 @@ typedef struct {
         uint64_t mask;
 } table_t;
 
+/*
+ * A name as it was read last at its place in a struct. Most documents of a topic have the same names in the same order,
+ * and comparing a name with the one that is expected is faster than looking for its end and finding it in a table.
+ */
+#define EXPECTED_WORDS 3
+#define EXPECTED_NAMES 1024
+typedef struct {
+        uint64_t words[EXPECTED_WORDS], masks[EXPECTED_WORDS]; /* the name with its quotes and the colon */
+        int64_t owner, child, bytes;                           /* the node of the struct, plus one; 0 = none */
+} expected_t;
+
 typedef struct {
         const input_t *input;
         const node_t *nodes;
         column_t *columns;
         table_t *tables; /* of each node */
         slot_t *slots;
+        expected_t *expected;
         part_t document;           /* the document, and zero bytes behind it */
         part_t text, second, keys; /* for strings with escapes, and keys of maps */
         const uint8_t *past;       /* the end of the document */
@@ -1617,37 +1629,74 @@ KAFKA_EOS_COLD static int64_t find_escaped(run_t *run, const table_t *table, con
         return bytes < 0 ? -1 : find_name(run, table, run->text.at, bytes);
 }
 
+static inline int is_expected(const expected_t *expected, int64_t index, const uint8_t *at) {
+        uint64_t differences = 0;
+        int word;
+        for (word = 0; word < EXPECTED_WORDS; word++)
+                differences |= (load64(at + 8 * word) ^ expected->words[word]) & expected->masks[word];
+        return differences == 0 && expected->owner == index + 1;
+}
+
+/* Reads a name that was not expected, and the colon. Returns what is behind it; NULL = it is not well-formed. */
+static const uint8_t *read_name(run_t *run, int64_t index, const table_t *table, const uint8_t *at, int64_t *child,
+                                expected_t *expected) {
+        const uint8_t *start = at, *end;
+        int has_escapes      = 0;
+        int64_t word;
+
+        if (UNLIKELY(*at != '"'))
+                return broken(run, NAME, at);
+        end = end_of_string(run, at + 1, &has_escapes);
+        if (!end)
+                return NULL;
+        if (LIKELY(!has_escapes))
+                *child = find_name(run, table, at + 1, end - at - 1);
+        else
+                *child = find_escaped(run, table, at + 1, end);
+        at = past_space(end + 1);
+        if (UNLIKELY(*at != ':'))
+                return broken(run, COLON, at);
+        at++;
+        if (!has_escapes && at - start <= 8 * EXPECTED_WORDS) {
+                for (word = 0; word < EXPECTED_WORDS; word++) {
+                        int64_t used           = at - start - 8 * word;
+                        expected->words[word] = load64(start + 8 * word);
+                        expected->masks[word] = used >= 8  ? UINT64_MAX
+                                                : used > 0 ? UINT64_MAX >> (64 - 8 * used)
+                                                           : 0;
+                }
+                expected->owner = index + 1;
+                expected->child = *child;
+                expected->bytes = at - start;
+        }
+        return at;
+}
+
 static const uint8_t *after_misfit(run_t *run, int64_t index, const uint8_t *at, int64_t row, int64_t depth);
 
 /* Reads the fields of an object, behind its brace, as those of a struct. */
 static const uint8_t *decode_struct(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         const table_t *table = &run->tables[index];
         int64_t depth        = ++run->depth;
+        uint64_t place       = (uint64_t)index * 37; /* of the next name among those that are expected */
 
         if (depth > MOST_LEVELS)
                 return broken(run, TOO_DEEP, at - 1);
         at = past_space(at);
         if (*at != '}')
                 for (;;) {
-                        const uint8_t *name = at + 1, *behind;
-                        int64_t child;
-                        int has_escapes = 0;
-                        if (UNLIKELY(*at != '"'))
-                                return broken(run, NAME, at);
-                        at = end_of_string(run, name, &has_escapes);
-                        if (!at)
-                                return NULL;
-                        if (LIKELY(!has_escapes))
-                                child = find_name(run, table, name, at - name);
-                        else
-                                child = find_escaped(run, table, name, at);
-                        at++;
-                        if (UNLIKELY(*at != ':')) {
-                                at = past_space(at);
-                                if (*at != ':')
-                                        return broken(run, COLON, at);
+                        expected_t *expected = &run->expected[place++ & (EXPECTED_NAMES - 1)];
+                        const uint8_t *behind;
+                        int64_t child = -1;
+                        if (LIKELY(is_expected(expected, index, at))) {
+                                child = expected->child;
+                                at += expected->bytes;
+                        } else {
+                                at = read_name(run, index, table, at, &child, expected);
+                                if (UNLIKELY(!at))
+                                        return NULL;
                         }
-                        at     = past_space(at + 1);
+                        at     = past_space(at);
                         behind = child < 0 ? skip_value(run, at) : decode_value(run, child, at, row);
                         if (UNLIKELY(!behind)) {
                                 behind = child < 0 ? NULL : after_misfit(run, child, at, row, depth);
@@ -1936,10 +1985,11 @@ EXPORT block_t *kafka_eos_json_decode(const input_t *input) {
         run.columns         = block->columns;
         run.errors          = &block->errors;
         run.allowance.left  = input->most_bytes;
+        run.expected        = calloc(EXPECTED_NAMES, sizeof(expected_t));
         fitting             = input->most_bytes / 2 / (bits_of_row(input->nodes, 0) / 8 + 1);
         if (rows > fitting)
                 rows = fitting > 0 ? fitting : 1;
-        if (!make_tables(&run))
+        if (!run.expected || !make_tables(&run))
                 run.status = NO_MEMORY;
         else if (grow_rows(&run, 0, rows > 0 ? rows : 1))
                 for (index = 0; index < input->node_count && grow_rows(&run, index, 8); index++)
@@ -1956,6 +2006,7 @@ EXPORT block_t *kafka_eos_json_decode(const input_t *input) {
         free(run.text.at);
         free(run.second.at);
         free(run.keys.at);
+        free(run.expected);
         free(run.tables);
         free(run.slots);
         return block;
