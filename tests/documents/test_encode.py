@@ -39,7 +39,7 @@ from kafka_eos_source.documents import encode as module
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from tests.support import sanitized
-from tests.support.json_model import arrow_type, as_json, as_key, double, present, structs, types, values
+from tests.support.spark_text import arrow_type, as_json, as_key, double, present, structs, types, values
 
 EXAMPLES = int(os.environ.get("JSON_EXAMPLES", "100"))
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Africa/Monrovia", "Australia/Lord_Howe", "Asia/Kolkata")
@@ -124,6 +124,14 @@ def test_a_batch_and_a_null_column() -> None:
     assert texts(JsonEncoding(type_, "UTC").encode(batch)) == ['{"a":1}', "{}"]
     assert documents(ArrayType(NullType()), [[None, None], []]) == ["[null,null]", "[]"]
     assert texts(KeyEncoding(NullType(), "UTC").encode(pa.nulls(2))) == [None, None]
+
+
+def test_fields_that_are_null_are_written_if_the_session_says_so() -> None:
+    type_ = row(a=NullType(), b=row(c=LongType()), d=LongType())
+    column = pa.array([{"b": {}, "d": None}, {"b": None, "d": 1}], arrow_type(type_))
+    expected = ['{"a":null,"b":{"c":null},"d":null}', '{"a":null,"b":null,"d":1}']
+    for made in (JsonEncoding(type_, "UTC", has_nulls=True), KeyEncoding(type_, "UTC", has_nulls=True)):
+        assert texts(pickle.loads(pickle.dumps(made)).encode(column)) == expected
 
 
 def test_what_is_below_a_null_is_not_written() -> None:
