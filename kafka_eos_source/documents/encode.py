@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 
 from kafka_eos_source.documents.converted import MAX_DEPTH, MOST_BYTES
 from kafka_eos_source.documents.zone import Zone, zone
-from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.native import load
 
 
@@ -531,7 +531,10 @@ class _Writer:
         self._type = type_
         self._forms = forms
         self._quotes = quotes
-        self._zone: Zone = zone(time_zone if has_zone else "UTC")
+        try:
+            self._zone: Zone = zone(time_zone if has_zone else "UTC")
+        except InvalidOptionError as failure:
+            raise InvalidSchemaError(failure.message, fix=failure.fix) from failure
         self._programs: dict[pa.DataType, _Program] = {}
 
     def write(self, values: pa.Array | pa.RecordBatch, most_bytes: int | None) -> pa.Array:

@@ -256,6 +256,12 @@ def test_types_that_only_spark_writes(type_: DataType, named: str) -> None:
     assert named in str(caught.value)
 
 
+def test_a_time_zone_that_only_spark_knows() -> None:
+    with pytest.raises(InvalidSchemaError, match="time zone 'SystemV/EST5'"):
+        JsonEncoding(row(a=TimestampType()), "SystemV/EST5")
+    assert documents(row(a=LongType()), [{"a": 1}], "SystemV/EST5") == ['{"a":1}'], "there is no timestamp"
+
+
 def test_a_type_that_is_nested_too_deeply() -> None:
     type_: DataType = LongType()
     for _ in range(70):
