@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     DayTimeIntervalType,
     DecimalType,
@@ -124,6 +125,26 @@ def test_a_batch_and_a_null_column() -> None:
     assert texts(JsonEncoding(type_, "UTC").encode(batch)) == ['{"a":1}', "{}"]
     assert documents(ArrayType(NullType()), [[None, None], []]) == ["[null,null]", "[]"]
     assert texts(KeyEncoding(NullType(), "UTC").encode(pa.nulls(2))) == [None, None]
+
+
+def test_arrays_with_offsets_of_their_own() -> None:
+    """Slices of arrays inside structs, lists and maps, and of a batch."""
+    words = pa.array(["-", "-", "a", None, "c", "d"]).slice(2)
+    flags = pa.array([None, True, False, None, True]).slice(1)
+    lists = pa.ListArray.from_arrays(pa.array([9, 9, 0, 1, 1, 3, 4], pa.int32()).slice(2), words)
+    maps = pa.MapArray.from_arrays(
+        pa.array([9, 0, 1, 1, 2, 3], pa.int32()).slice(1), words.fill_null("b"), flags
+    )
+    inner = pa.StructArray.from_arrays([words, flags], names=["w", "f"])
+    batch = pa.record_batch({"l": lists, "m": maps, "s": inner}).slice(1)
+    strings, booleans = StringType(), BooleanType()
+    type_ = row(l=ArrayType(strings), m=MapType(strings, booleans), s=row(w=strings, f=booleans))
+    assert texts(JsonEncoding(type_, "UTC").encode(batch)) == [
+        '{"l":[],"m":{},"s":{"f":false}}',
+        '{"l":[null,"c"],"m":{"b":false},"s":{"w":"c"}}',
+        '{"l":["d"],"m":{"c":null},"s":{"w":"d","f":true}}',
+    ]
+    assert [len(each) for each in JsonEncoding(type_, "UTC").slices(batch)] == [3]
 
 
 def test_fields_that_are_null_are_written_if_the_session_says_so() -> None:
