@@ -112,6 +112,6 @@ if __name__ == "__main__":
                     f"kafka_eos_source/native/{header}.h" for header in ("buffers", *HEADERS.get(name, ()))
                 ],
             )
-            for name in ("kernel", "avro", "json", "protobuf")
+            for name in ("kernel", "avro", "json", "json_text", "protobuf")
         ],
     )

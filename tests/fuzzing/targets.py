@@ -25,10 +25,11 @@ import kafka.protocol.sasl
 import pyarrow as pa
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.api_message import ApiMessage
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 import tests.support.fetched_log as log
 from kafka_eos_source.documents.decode import JsonDecoding
+from kafka_eos_source.documents.encode import JsonEncoding
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka.access import Session, new_exchange
 from kafka_eos_source.kafka.compression import decompressed
@@ -291,6 +292,17 @@ def records(schema: Schema) -> Callable[[bytes], None]:
     return run
 
 
+def json_text(data: bytes) -> None:
+    """Writes a string with any bytes as the key and the value of a map; the document must be JSON."""
+    raw = pa.array([data], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+    entries = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), text, text)
+    made = JsonEncoding(MapType(StringType(), StringType()), "UTC").encode(entries)
+    ((key, value),) = json.loads(made[0].as_py()).items()
+    if key != value or ("\ufffd" not in value and value.encode() != data):
+        raise AssertionError(f"{data!r} became {value!r}")
+
+
 def documents(data: bytes) -> None:
     """Decodes documents, which two zero bytes separate; their rows must be those of the model."""
     column = data.split(b"\0\0")[:8]
@@ -401,6 +413,9 @@ TARGETS: Mapping[str, Target] = {
         records(PROTOBUF), (), (b"\x08\x05\x1a\x05\x0a\x01k\x11\x00", b"\x22\1s\x32\2\x08\5\x3a\2\1\2")
     ),
     "json": Target(records(JSON), (), (b'{"a":1,"b":["x"],"c":{"d":1.5},"t":true}',)),
+    "json-text": Target(
+        json_text, (), (b'plain "\\\0\x1f', "\u00e9\u20ac\U0001f600".encode(), b"\xed\xa0\x80\xf0\x9f\x98")
+    ),
     "json-documents": Target(documents, (), _document_seeds()),
     "avro-schema": Target(
         schema("AVRO"), (KafkaEosError,), (AVRO.text.encode(), b'"int"', b'["null","string"]')
