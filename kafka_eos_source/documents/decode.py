@@ -213,6 +213,20 @@ def _compiled(schema: types.StructType, time_zone: str) -> _Program:
     )
 
 
+def _zone_table(name: str) -> tuple[list[int], list[int]]:
+    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
+
+    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
+    the offset before the change, as in Java.
+
+    Raises:
+        InvalidOptionError: if the time zone is unknown.
+    """
+    found = zone(name)
+    turns = found.starts[1:] + np.maximum(found.offsets[:-1], found.offsets[1:])
+    return turns.tolist(), found.offsets.tolist()
+
+
 def _nodes(schema: types.StructType) -> list[_Node]:
     """Returns the nodes of a schema, level by level."""
     nodes = [_node(schema, "")]
@@ -312,23 +326,6 @@ def _nullable(found: types.DataType) -> types.DataType:
     if isinstance(found, (types.CharType, types.VarcharType)):
         return types.StringType()
     return found
-
-
-# -- time zones ----------------------------------------------------------------------------------
-
-
-def _zone_table(name: str) -> tuple[list[int], list[int]]:
-    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
-
-    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
-    the offset before the change, as in Java.
-
-    Raises:
-        InvalidOptionError: if the time zone is unknown.
-    """
-    found = zone(name)
-    turns = found.starts[1:] + np.maximum(found.offsets[:-1], found.offsets[1:])
-    return turns.tolist(), found.offsets.tolist()
 
 
 # -- decoding ------------------------------------------------------------------------------------
