@@ -19,6 +19,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
@@ -38,8 +39,7 @@ from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.changelog_check import connect_relations, elements, node_kind
 from kafka_eos_source.spark.operator_frame import past_packets, spark_frame
-from kafka_eos_source.spark.pickled import to_bytes
-from kafka_eos_source.spark.schema import read_schema
+from kafka_eos_source.spark.pickled import from_option, to_bytes
 from kafka_eos_source.spark.session import warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 
@@ -271,12 +271,16 @@ def is_of_source(frame: DataFrame, name: str) -> bool:
     if jdf is None:
         return False
     plan = jdf.queryExecution().analyzed()
-    of_sources = {
-        each.exprId().id()
-        for leaf in elements(plan.collectLeaves())
-        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
-        for each in elements(leaf.output())
-    }
+    of_sources = set()
+    for leaf in elements(plan.collectLeaves()):
+        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME:
+            outputs = {each.name(): each.exprId().id() for each in elements(leaf.output())}
+            source = _of_source(leaf, list(outputs))
+            of_sources |= {
+                id_
+                for column, id_ in outputs.items()
+                if source is None or source.columns.column_of_source(column) == column
+            }
     return any(each.name() == name and each.exprId().id() in of_sources for each in elements(plan.output()))
 
 
@@ -356,10 +360,10 @@ def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
     for own in found:
         assert own is not None
         below = known[own.source]
-        if own.as_text and not below.as_text and not _is_bytes(below.source):
+        if own.as_text and not below.as_text and not _is_bytes(beneath.columns, below.source):
             return None  # only Spark converts numbers to text
         columns.append(replace(below, name=own.name, as_text=own.as_text or below.as_text))
-    return replace(beneath, columns=ReadColumns(tuple(columns)))
+    return replace(beneath, columns=replace(beneath.columns, columns=tuple(columns)))
 
 
 def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
@@ -367,10 +371,23 @@ def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
     known = {each.name() for each in elements(plan.output())}
     if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
         return None
-    if any(name.lower() == STEP_IN_READ for name in options):
-        return None  # the columns are those of the step
-    columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
-    return Lineage(options, _name(plan), columns)
+    return _of_options(options, _name(plan), names)
+
+
+def _of_options(options: dict[str, str], name: str | None, columns: Sequence[str]) -> Lineage | None:
+    """Returns the lineage of columns of a source with these options; None if a step of Spark made its rows.
+
+    The rows of a `RowsInRead` are columns as those of the source itself. Rows of other steps in the read are
+    not: they are packed, or carry state changes.
+    """
+    before = None
+    carried = [each for each in options if each.lower() == STEP_IN_READ]
+    if carried:
+        before = from_option(options[carried[0]])
+        if not isinstance(before, RowsInRead):
+            return None
+        options = {each: value for each, value in options.items() if each not in carried}
+    return Lineage(options, name, ReadColumns(tuple(ReadColumn(each, each) for each in columns), before))
 
 
 def _column(expression: Any) -> ReadColumn | None:
@@ -391,8 +408,8 @@ def _column(expression: Any) -> ReadColumn | None:
     return ReadColumn(expression.name(), child.child().name(), as_text=True)
 
 
-def _is_bytes(column: str) -> bool:
-    return read_schema(True)[column].dataType.simpleString() == "binary"
+def _is_bytes(columns: ReadColumns, source: str) -> bool:
+    return bool(pa.types.is_binary(columns.given.field(source).type))
 
 
 def _name(plan: Any) -> str | None:

@@ -1,5 +1,11 @@
 """Steps of a query that the tasks of the source run, such as that of `map_in_read`; and packed frames.
 
+Steps nest: a step takes `ReadColumns`, which are columns of the source, or of the rows that another step in
+the read makes (`in_read.rows`)::
+
+    source ─▶ RowsInRead ─▶ RowsInRead ─▶ MapInRead, AggregateInRead or OperatorInRead
+              (decodes)     (SQL)     └─▶ Spark
+
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 *Packed frames* avoid that for rows that Spark itself does not process: the rows travel to the sink in packed
 batches, many in one Spark row. These batches, messages of `protocol.packing`, are in the column
@@ -26,6 +32,7 @@ from kafka_eos_source.spark.arrow import arrow_schema, fit, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
 
 if TYPE_CHECKING:
+    from kafka_eos_source.in_read.rows import RowsInRead
     from kafka_eos_source.options.checked import ReadOptions
 
 #: A user's function, like that of Spark's ``mapInArrow``.
@@ -34,11 +41,11 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ReadColumn:
-    """A column of a frame that comes from one column of the source.
+    """A column of a frame that comes from one column of the source, or of the rows of a step.
 
     Attributes:
         name: its name in the frame.
-        source: its name in the source.
+        source: its name in the source, or in the rows of `ReadColumns.before`.
         as_text: whether the frame casts its bytes to a string, as in ``cast(key as string)``.
     """
 
@@ -49,18 +56,31 @@ class ReadColumn:
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Turns batches of the source into batches of the frame."""
+    """Turns batches of the source into batches of a frame whose columns are only selected and renamed.
+
+    Attributes:
+        columns: the columns of the frame.
+        before: the step in the read whose rows have these columns; None if the source itself has them.
+    """
 
     columns: tuple[ReadColumn, ...]
+    before: RowsInRead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles only the fields, and not what was computed from them."""
-        return {"columns": self.columns}
+        return {"columns": self.columns, "before": self.before}
 
     @property
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source."""
+        if self.before is not None:
+            return self.before.of_source
         return tuple(dict.fromkeys(each.source for each in self.columns))
+
+    @cached_property
+    def given(self) -> pa.Schema:
+        """Arrow schema of what the columns are selected from: the source, or the rows of `before`."""
+        return read_arrow_schema(True) if self.before is None else arrow_schema(self.before.rows)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -69,16 +89,30 @@ class ReadColumns:
         Raises:
             KeyError: if the source has no such column.
         """
-        source = read_arrow_schema(True)
         return pa.schema(
             [
-                pa.field(each.name, pa.string() if each.as_text else source.field(each.source).type)
+                pa.field(each.name, pa.string() if each.as_text else self.given.field(each.source).type)
                 for each in self.columns
             ]
         )
 
-    def frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns a batch of the frame for a batch with the columns `of_source`."""
+    def column_of_source(self, name: str) -> str | None:
+        """Returns the column of the source that a column of the frame holds; None if a step computed it."""
+        found = next((each.source for each in self.columns if each.name == name), None)
+        return found if found is None or self.before is None else self.before.column_of_source(found)
+
+    def frames(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields batches of the frame for the source's batches of one task, with the columns `of_source`.
+
+        Raises:
+            InvalidRecordError: as `RowsInRead.traced`.
+        """
+        if self.before is None:
+            return map(self.select, batches)
+        return (self.select(each.rows) for each in self.before.traced(batches))
+
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns a batch of the frame for a batch with the columns `given`, or only those that it needs."""
         columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -103,6 +137,11 @@ class StepInRead(ABC):
 
     is_operator: ClassVar[bool] = False
     columns: ReadColumns
+
+    @property
+    def of_source(self) -> tuple[str, ...]:
+        """Columns to read from the source."""
+        return self.columns.of_source
 
     @property
     @abstractmethod
@@ -197,7 +236,7 @@ class MapInRead(StepInRead):
         return fitted(self._result(batches), self.rows)
 
     def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        frames = map(self.columns.frame, batches)
+        frames = self.columns.frames(batches)
         return frames if self.function is None else from_bytes(self.function)(frames)
 
 

@@ -275,8 +275,7 @@ def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shar
     source = lineage(frame, frame.columns) if shards is None else None
     if source is None:
         return shards
-    of_source = {each.name: each.source for each in source.columns.columns}
-    grouped = {of_source[name] for name in keys}
+    grouped = {source.columns.column_of_source(name) for name in keys}
     if not grouped & {"key", "partition"}:
         return None
     if any(name.lower() == KEYED and value.lower() == "true" for name, value in source.options.items()):
@@ -364,7 +363,7 @@ def _record_keys(source: Lineage, keys: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InvalidSchemaError: if equal values of the grouping columns can be in several partitions.
     """
-    of_source = {each.name: each.source for each in source.columns.columns}
+    of_source = {name: source.columns.column_of_source(name) for name in keys}
     if any(of_source[name] == "partition" for name in keys):
         return ()  # then each partition has groups of its own
     found = tuple(name for name in keys if of_source[name] == "key")

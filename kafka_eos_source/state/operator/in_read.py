@@ -84,14 +84,13 @@ class OperatorInRead(StepInRead):
         frames = self._frames(batches, shard)
         operator = Operator(processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
         # Spark requires timestamps in UTC of a Python source
-        schema = pa.schema([field.with_type(_in_utc(field.type)) for field in operator.output])
+        schema = pa.schema([field.with_type(_in_zone(field.type, "UTC")) for field in operator.output])
         rows = processor.partial(frames) if self.combines else frames
         for batch in operator.in_read(shard, rows):
             yield fit(batch, schema, "the stateful operator returned")
 
     def _frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            frame = self.columns.frame(batch)
+        for frame in self.columns.frames(batches):
             for name in self.record_keys:
                 missing = frame.column(name).null_count
                 if missing:
@@ -103,25 +102,21 @@ class OperatorInRead(StepInRead):
                         "with a new application.id and a new checkpoint. To keep shards='partitions', start "
                         "over in the same way with a topic in which each record has a key.",
                     )
-            schema = pa.schema([_in_zone(field, self.timezone) for field in frame.schema])
+            schema = pa.schema(
+                [field.with_type(_in_zone(field.type, self.timezone)) for field in frame.schema]
+            )
             yield fit(frame, schema, "the source returned")
 
 
-def _in_zone(field: pa.Field, timezone: str) -> pa.Field:
-    """Returns a column of the source with timestamps of a time zone; only ``timestamp`` is affected."""
-    type_ = field.type
-    return field.with_type(pa.timestamp(type_.unit, timezone)) if pa.types.is_timestamp(type_) else field
-
-
-def _in_utc(type_: pa.DataType) -> pa.DataType:
-    """Returns the type with all time zones, also those of nested types, replaced by UTC."""
+def _in_zone(type_: pa.DataType, zone: str) -> pa.DataType:
+    """Returns the type with all time zones, also those of nested types, replaced by one."""
     if pa.types.is_timestamp(type_) and type_.tz is not None:
-        return pa.timestamp(type_.unit, "UTC")
+        return pa.timestamp(type_.unit, zone)
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_in_utc(type_.value_type)))
+        return pa.list_(type_.value_field.with_type(_in_zone(type_.value_type, zone)))
     if pa.types.is_map(type_):
-        return pa.map_(_in_utc(type_.key_type), _in_utc(type_.item_type))
+        return pa.map_(_in_zone(type_.key_type, zone), _in_zone(type_.item_type, zone))
     if pa.types.is_struct(type_):
         fields = [type_.field(index) for index in range(type_.num_fields)]
-        return pa.struct([field.with_type(_in_utc(field.type)) for field in fields])
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in fields])
     return type_

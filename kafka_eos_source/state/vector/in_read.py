@@ -55,7 +55,7 @@ class AggregateInRead(StepInRead):
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Turns the rows that one task read into packed batches with one partial row per group."""
-        partial = self._processor.partial(map(self.columns.frame, batches))
+        partial = self._processor.partial(self.columns.frames(batches))
         return pack(partial, self.partial_schema, self.keys, self.shards)
 
     @cached_property
