@@ -30,6 +30,7 @@ from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
+from kafka_eos_source.spark.packet_senders import recorded_senders
 from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.worker import StreamingTask, running_task
@@ -37,7 +38,6 @@ from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_q
 from kafka_eos_source.stage.row_rules import with_small_batches
 from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.staging import stage
-from kafka_eos_source.state.operator.running_operators import recorded_operators
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -280,7 +280,7 @@ class StagedSink:
             raise
         # only now: an operator in this task starts when `stage` reads its first row
         part = replace(
-            part, operators=recorded_operators(task), dropped=0 if invalid is None else invalid.dropped
+            part, senders=recorded_senders(task), dropped=0 if invalid is None else invalid.dropped
         )
         if dead is not None:
             dead = replace(dead, run_id=task.run_id)

@@ -15,7 +15,23 @@ from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TO
 
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
-#: Staged column with state changes of operators (`CHANGELOG` in the frame).
+#: Bad records in packets (`protocol.packing.BadRecords`): what was read, where, and the class and the text of
+#: the error. The names are those of the source's columns and of `schema.INVALID_TYPE`.
+BAD_RECORDS = pa.schema(
+    [
+        pa.field(KEY, pa.binary()),
+        pa.field(VALUE, pa.binary()),
+        pa.field(HEADERS, HEADERS_ARROW),
+        pa.field("error", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field(TOPIC, pa.string()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+#: Staged column with packets (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
 #: Column of staged parts with sealed record batches (`stage.staging`); the other columns of such a row are
@@ -45,8 +61,7 @@ def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = N
 
 
 #: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
-#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packing`), and its other
-#: columns are null.
+#: row with a ``changelog`` is a packet (`protocol.packing`), and its other columns are null.
 STAGED_ARROW = pa.schema(
     [
         pa.field(KEY, pa.binary()),

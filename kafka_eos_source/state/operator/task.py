@@ -20,10 +20,10 @@ from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, split_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.packet_senders import record_sender
 from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_client, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
-from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import RequestedBatch, ShardTask, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
@@ -187,7 +187,7 @@ class Operator:
 
     def _record(self, running: StreamingTask) -> None:
         """Records on this host that the operator runs."""
-        record_operator(running, changelog_name(self.options.application(running.query_id), self.store))
+        record_sender(running, changelog_name(self.options.application(running.query_id), self.store))
 
     def _shard_task(self, running: StreamingTask, shard: int) -> ShardTask:
         """Returns what this Spark task does for a shard."""
