@@ -93,14 +93,14 @@ class RowsInRead(StepInRead):
     Attributes:
         rows: schema of the rows that it makes.
         transform: the pickled transform.
-        what: what it does, for people: ``JSON in column 'value'``, ``SQL``.
+        does: what it does, for people: ``decodes JSON``, ``runs SQL``.
         copies: columns of the result that are columns of the input, unchanged: names in the result and in
             the input.
     """
 
     rows: StructType
     transform: bytes = field(repr=False)  # may contain passwords, as of a schema registry
-    what: str
+    does: str
     copies: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -108,7 +108,7 @@ class RowsInRead(StepInRead):
         cls,
         transform: RowTransform | AlignedTransform,
         columns: ReadColumns,
-        what: str,
+        does: str,
         copies: Mapping[str, str] | None = None,
     ) -> RowsInRead:
         """Returns the step that applies a transform to columns of the source, or of another step.
@@ -116,8 +116,12 @@ class RowsInRead(StepInRead):
         Raises:
             InvalidOptionError: if the transform cannot be pickled.
         """
-        pickled = to_bytes(transform, what, fix="report this as a bug.")
-        return cls(columns, transform.rows, pickled, what, dict(copies or {}))
+        pickled = to_bytes(transform, f"what {does}", fix="report this as a bug.")
+        return cls(columns, transform.rows, pickled, does, dict(copies or {}))
+
+    @property
+    def what(self) -> str:
+        return self.does
 
     @property
     def schema(self) -> StructType:

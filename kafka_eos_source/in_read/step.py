@@ -139,6 +139,17 @@ class StepInRead(ABC):
     columns: ReadColumns
 
     @property
+    @abstractmethod
+    def what(self) -> str:
+        """What the step does, for people."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What the steps before this one and this one do, the first step first."""
+        before = self.columns.before
+        return (self.what,) if before is None else (*before.steps, self.what)
+
+    @property
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source."""
         return self.columns.of_source
@@ -208,11 +219,17 @@ class MapInRead(StepInRead):
         rows: schema of the rows that it returns.
         function: the pickled function; None leaves the rows unchanged.
         frame: id of the frame that `map_in_read` returned; only staged rows need it.
+        by: who passed the options of the sink for which the rows are staged, for errors.
     """
 
     rows: StructType
     function: bytes | None = field(repr=False)  # may contain passwords, as of a schema registry
     frame: str = ""
+    by: str = "write= of map_in_read"
+
+    @property
+    def what(self) -> str:
+        return "packs the rows" if self.function is None else "runs the function of map_in_read"
 
     @cached_property
     def schema(self) -> StructType:

@@ -29,7 +29,7 @@ from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping, stores_of
 from kafka_eos_source.spark.pickled import to_bytes
-from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
+from kafka_eos_source.spark.session import disable_adaptive_streaming, time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor, ShardsBy
@@ -351,7 +351,7 @@ def with_operator_in_read(
         store=store,
         shards=shards,
         parallelism=frame.sparkSession.sparkContext.defaultParallelism,
-        timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
+        timezone=time_zone(frame.sparkSession),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
     return operator_frame(source.read(step, frame.sparkSession, own))

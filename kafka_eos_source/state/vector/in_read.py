@@ -39,6 +39,10 @@ class AggregateInRead(StepInRead):
     window: Window | None
     shards: int
 
+    @property
+    def what(self) -> str:
+        return "combines the rows of each key"
+
     def check(self) -> None:
         """Creates the processor, which checks the columns."""
         _ = self.partial_schema
