@@ -290,7 +290,7 @@ class App:
         step = None
         if fields is not None:
             decoder = JsonDecoding(fields, time_zone(self.spark))
-            step = decoded_values(decoder, fields, kept, "decodes JSON")
+            step = decoded_values(decoder, decoder.rows, kept, "decodes JSON")
         elif selected is not None:
             step = decoded_values(selected.decoding(), selected.spark_type, kept, "decodes with a registry")
         elif kept:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.app.records import Records, columns_of_user
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.lineage import Lineage, Obstacle, trace
+from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.staged import BY_APP, staged_frame

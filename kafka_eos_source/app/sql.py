@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.lineage import Lineage, trace
-from kafka_eos_source.in_read.rows import RowsInRead, RowTransform, joined
+from kafka_eos_source.in_read.rows import MappedRows, RowsInRead
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.protocol.packing import CHANGELOG
-from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.session import time_zone
 from kafka_eos_source.spark.worker import task_begins
 
@@ -58,7 +56,13 @@ def sql_frame(text: str, frames: Mapping[str, Any]) -> DataFrame:
     origin = trace(frame, frame.columns)
     if isinstance(origin, Lineage):
         return origin.read(RowsInRead.of(transform, origin.columns, RUNS_SQL), frame.sparkSession)
-    return frame.mapInArrow(AfterSpark(transform, columns), transform.rows)
+    function = MappedRows(transform, columns)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task_begins()
+        return function(batches)
+
+    return frame.mapInArrow(run, transform.rows)
 
 
 def _stream(text: str, frames: Mapping[str, Any]) -> tuple[str, DataFrame]:
@@ -104,36 +108,3 @@ def _table(name: str, table: Any) -> pa.Table:
         "or a pyarrow.Table.",
         fix="make a pyarrow.Table of it.",
     )
-
-
-@dataclass(frozen=True)
-class AfterSpark:
-    """Applies a transform to rows of Spark, in ``mapInArrow``.
-
-    Attributes:
-        transform: the transform.
-        columns: schema of the rows that it takes.
-    """
-
-    transform: RowTransform
-    columns: StructType
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the result for the batches of one task.
-
-        Raises:
-            InvalidRecordError: if the transform cannot process a row. It shows the row.
-        """
-        task_begins()
-        given, result_schema = arrow_schema(self.columns), arrow_schema(self.transform.rows)
-        for batch in joined(fit(each, given, "Spark passed") for each in batches):
-            result, errors = self.transform(batch)
-            if errors:
-                row = min(errors)
-                shown = str(batch.slice(row, 1).to_pylist()[0])
-                raise InvalidRecordError(
-                    f"the SQL of app.sql fails on a row: {errors[row]}. The row is {shown[:500]}",
-                    fix="correct the rows before it, or let the SQL return null: try_cast(… AS …), nullif().",
-                )
-            if result.num_rows:
-                yield fit(result, result_schema, "the SQL returned")

@@ -9,10 +9,10 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
-from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.spark.schema import VALUE, read_schema
 
 #: All columns that the source can have.
@@ -21,6 +21,11 @@ SOURCE_COLUMNS = tuple(read_schema(include_headers=True).names)
 
 class ColumnDecoder(Protocol):
     """Decodes a column of bytes, such as `documents.decode.JsonDecoding`. It can be pickled."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Type of the decoded values."""
+        ...
 
     def slices(self, column: pa.Array) -> Iterator[Converted]:
         """Yields the decoded values slice by slice, each as large as memory allows."""

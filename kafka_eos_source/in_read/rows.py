@@ -193,6 +193,38 @@ class RowsInRead(StepInRead):
         )
 
 
+@dataclass(frozen=True)
+class MappedRows:
+    """Applies a transform as the function of ``mapInArrow`` or `map_in_read`.
+
+    Attributes:
+        transform: the transform.
+        columns: schema of the rows that it takes.
+    """
+
+    transform: RowTransform
+    columns: StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the result for the batches of one task.
+
+        Raises:
+            InvalidRecordError: if the transform cannot process a row. It shows the row.
+        """
+        given, made = arrow_schema(self.columns), arrow_schema(self.transform.rows)
+        for batch in joined(fit(each, given, "Spark passed") for each in batches):
+            result, errors = self.transform(batch)
+            if errors:
+                row = min(errors)
+                shown = str(batch.slice(row, 1).to_pylist()[0])
+                raise InvalidRecordError(
+                    f"the SQL fails on a row: {errors[row]}. The row is {shown[:_SHOWN]}",
+                    fix="correct the rows before it, or let the SQL return null: try_cast(… AS …), nullif().",
+                )
+            if result.num_rows:
+                yield fit(result, made, "the SQL returned")
+
+
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields the rows in fewer batches, of about `MOST_ROWS` rows or `ENOUGH_BYTES`."""
     waiting: list[pa.RecordBatch] = []

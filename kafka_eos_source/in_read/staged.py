@@ -27,7 +27,7 @@ from typing import BinaryIO
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.step import only_column
+from kafka_eos_source.in_read.step import BY_MAP_IN_READ, only_column
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.folders import PrivateFolder
@@ -175,7 +175,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def staged_frame_schema(rows: StructType, sink: WriteOptions, by: str) -> StructType:
+def staged_frame_schema(rows: StructType, sink: WriteOptions, by: str = BY_MAP_IN_READ) -> StructType:
     """Returns the schema of a frame whose rows, of schema ``rows``, are staged for a sink.
 
     Args:

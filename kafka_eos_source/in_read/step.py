@@ -209,6 +209,10 @@ def step_in_read(options: ReadOptions) -> StepInRead | None:
     return found
 
 
+#: Who passes the options of the sink for which the tasks that read stage rows: the argument ``write``.
+BY_MAP_IN_READ = "write= of map_in_read"
+
+
 @dataclass(frozen=True)
 class MapInRead(StepInRead):
     """Applies a function to batches of the source.
@@ -225,7 +229,7 @@ class MapInRead(StepInRead):
     rows: StructType
     function: bytes | None = field(repr=False)  # may contain passwords, as of a schema registry
     frame: str = ""
-    by: str = "write= of map_in_read"
+    by: str = BY_MAP_IN_READ
 
     @property
     def what(self) -> str:
