@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, DoubleType, FloatType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
+from kafka_eos_source.protocol.packing import CHANGELOG, rows_of_packets, split_packets, with_packets
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
 from kafka_eos_source.spark.schema import quoted
@@ -241,7 +241,6 @@ def past_packets(
         function: takes the rows without the column `CHANGELOG`. It need not read all of them.
         schema: schema of the rows that it returns. The rows of the result have the column in addition.
     """
-    output = schema.append(pa.field(CHANGELOG, pa.binary()))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: list[pa.Array] = []
@@ -256,15 +255,11 @@ def past_packets(
 
         def passed() -> Iterator[pa.RecordBatch]:
             while found:
-                packets = found.pop(0)
-                nulls = [pa.nulls(len(packets), field.type) for field in schema]
-                yield pa.RecordBatch.from_arrays([*nulls, packets.cast(pa.binary())], schema=output)
+                yield rows_of_packets(found.pop(0), schema)
 
         given = rows()
         for batch in function(given):
-            data = fit(batch, schema, "the function of mapInArrow returned")
-            nulls = pa.nulls(data.num_rows, pa.binary())
-            yield pa.RecordBatch.from_arrays([*data.columns, nulls], schema=output)
+            yield with_packets(fit(batch, schema, "the function of mapInArrow returned"))
             yield from passed()
         for _ in given:  # the function may have stopped early
             yield from passed()
