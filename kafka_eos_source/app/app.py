@@ -20,7 +20,7 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import is_of_source, source_options
+from kafka_eos_source.in_read.lineage import is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME

@@ -167,6 +167,14 @@ _NAMES = {
 }
 
 
+def name_of_step(kind: str) -> str:
+    """Returns what the user wrote for a kind of node, of either kind of session; else the kind itself."""
+    for names in (_FEWER_ROWS, _NAMES, _FEWER_ROWS_CONNECT, _NAMES_CONNECT, _OTHER_STEPS):
+        if kind in names:
+            return names[kind]
+    return kind
+
+
 def node_kind(node: Any) -> str:
     """Returns the name of the class of a node or an expression in the JVM."""
     return str(node.getClass().getSimpleName())
@@ -280,6 +288,19 @@ _NAMES_CONNECT = {
     "drop": "drop()",
     "map_partitions": "mapInArrow() or mapInPandas()",
     "with_columns": "withColumn()",
+}
+#: What users wrote for steps that keep each row.
+_OTHER_STEPS = {
+    "EventTimeWatermark": "withWatermark()",
+    "with_watermark": "withWatermark()",
+    "Generate": "explode()",
+    "Repartition": "repartition()",
+    "RepartitionByExpression": "repartition()",
+    "repartition": "repartition()",
+    "repartition_by_expression": "repartition()",
+    "View": "a view",
+    "sql": "spark.sql()",
+    "set_op": "union()",
 }
 _GENERATORS = "explode|posexplode|inline|stack|json_tuple"
 

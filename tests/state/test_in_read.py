@@ -20,7 +20,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     StateMismatchError,
 )
-from kafka_eos_source.in_read.frame import Lineage
+from kafka_eos_source.in_read.lineage import Lineage
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition

@@ -14,7 +14,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.frame import Lineage, lineage
+from kafka_eos_source.in_read.lineage import Lineage, lineage
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -265,14 +265,14 @@ def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shar
     """Returns the argument ``shards``, or `PARTITIONS` if it is None and the source says that this is safe.
 
     It is safe if the rows come directly from a source with the option `KEYED`, and its key or its partition
-    is a grouping column. With Spark Connect, the source is unknown.
+    is a grouping column. With Spark Connect, no operator runs in the read.
 
     Args:
         frame: the columns that the operator uses.
         keys: the grouping columns.
         shards: argument of the operator.
     """
-    source = lineage(frame, frame.columns) if shards is None else None
+    source = lineage(frame, frame.columns) if shards is None and hasattr(frame, "_jdf") else None
     if source is None:
         return shards
     grouped = {source.columns.column_of_source(name) for name in keys}
@@ -319,8 +319,8 @@ def with_operator_in_read(
     checked = parse_state(options)
     if not hasattr(frame, "_jdf"):
         raise InvalidSchemaError(
-            "a stateful operator has shards='partitions' on Spark Connect, whose client cannot see which "
-            "source the frame reads.",
+            "a stateful operator has shards='partitions' on Spark Connect, whose client does not know how "
+            "many tasks run at the same time.",
             fix=_NUMBER_INSTEAD,
         )
     source = lineage(frame, frame.columns)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import lineage, source_options, unused_watermark
+from kafka_eos_source.in_read.lineage import lineage, source_options, unused_watermark
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
