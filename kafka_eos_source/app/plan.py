@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ from kafka_eos_source.app.records import Records, columns_of_user
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape
-from kafka_eos_source.in_read.rows import RowsInRead
+from kafka_eos_source.in_read.rows import PACKETS, RowsInRead
 from kafka_eos_source.in_read.staged import BY_APP, staged_frame
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.sinks.specs import OBJECT
@@ -132,9 +133,11 @@ def _staged(
         parse_sink_in_read(sink)
     except InvalidOptionError as error:  # what is wrong with them, the checks of the query say
         return Obstacle(f"the options of the sink: {error.message}")
-    columns, rows = origin.columns, schema
+    columns = origin.columns
+    rows = StructType([each for each in schema if each.name != CHANGELOG])
     if shape is not None:
-        made = records.in_read(schema, shape, time_zone(frame.sparkSession))
+        shape = replace(shape, kept=tuple(name for name in shape.kept if name != CHANGELOG))
+        made = records.in_read(rows, shape, time_zone(frame.sparkSession))
         if isinstance(made, Obstacle):
             return made
         before = RowsInRead.of(made, columns, "makes records")
@@ -142,6 +145,8 @@ def _staged(
             ReadColumns(tuple(ReadColumn(name, name) for name in made.rows.names), before),
             made.rows,
         )
+    if columns.sets_aside:
+        rows = StructType([*rows.fields, PACKETS])
     step = MapInRead(columns, rows, None, uuid.uuid4().hex, BY_APP)
     own = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()}
     return origin.read(step, frame.sparkSession, own)

@@ -14,9 +14,12 @@ can hold them: a filter would drop the row, and a projection its columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
@@ -69,16 +72,51 @@ def columns_to_read(on_bad: OnBad, *, has_headers: bool) -> tuple[str, ...]:
     return ("key", "value", *ORIGIN_TYPE.names, *(["headers"] if has_headers else []))
 
 
-def bad_records(batch: pa.RecordBatch, errors: Mapping[int, str], error: str = UNDECODABLE) -> pa.RecordBatch:
-    """Returns some rows of a batch as `BAD_RECORDS`; columns that the batch does not have are null.
+@dataclass(frozen=True)
+class Records:
+    """The records from which rows were made. Nothing is copied until some of them turn out to be bad.
+
+    Attributes:
+        batches: batches of the source.
+        numbers: positions of the records in these batches, in order.
+    """
+
+    batches: Sequence[pa.RecordBatch]
+    numbers: range | npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch]) -> Records:
+        """Returns all records of some batches of the source."""
+        return cls(batches, range(sum(each.num_rows for each in batches)))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, start: int, count: int) -> Records:
+        """Returns consecutive records."""
+        return Records(self.batches, self.numbers[start : start + count])
+
+    def without(self, rows: Sequence[int]) -> Records:
+        """Returns the records except those at some positions."""
+        return Records(self.batches, np.delete(np.asarray(self.numbers, np.int64), rows))
+
+    def take(self, rows: Sequence[int]) -> pa.RecordBatch:
+        """Returns the records at some positions, of which there is at least one, as one batch."""
+        at = pa.array([int(self.numbers[row]) for row in rows], pa.int64())
+        (found,) = pa.Table.from_batches(self.batches).take(at).combine_chunks().to_batches()
+        return found
+
+
+def bad_records(records: Records, errors: Mapping[int, str], error: str = UNDECODABLE) -> pa.RecordBatch:
+    """Returns some records as `BAD_RECORDS`; columns that were not read are null.
 
     Args:
-        batch: columns of the source.
-        errors: why a record is bad, by row; at least one.
+        records: the records.
+        errors: why a record is bad, by its position; at least one.
         error: class of the error.
     """
     rows = sorted(errors)
-    bad = batch.take(pa.array(rows, pa.int64()))
+    bad = records.take(rows)
     given = {
         "error": pa.array([error] * len(rows), pa.string()),
         "message": pa.array([_shortened(errors[row]) for row in rows], pa.string()),
@@ -97,17 +135,22 @@ def bad_record(bad: pa.RecordBatch, fix: str = FIX) -> InvalidRecordError:
     more = f" ({bad.num_rows - 1} more like it in this batch)" if bad.num_rows > 1 else ""
     place = "a record"
     if row["topic"] is not None:
-        place = f"the record of topic {row['topic']}, partition {row['partition']}, offset {row['offset']}"
+        place = "the record of " + place_of(row)
     return InvalidRecordError(
-        f"{place} cannot be decoded{more}: {row['message']}. Its value is {_beginning(row['value'])}.",
+        f"{place} cannot be decoded{more}: {row['message']}. The value is {_beginning(row['value'])}.",
         fix=fix,
     )
+
+
+def place_of(row: Mapping[str, object]) -> str:
+    """Returns where a record is, in words."""
+    return f"topic {row['topic']}, partition {row['partition']}, offset {row['offset']}"
 
 
 def _beginning(value: bytes | None) -> str:
     if value is None:
         return "null"
-    text = value[:_LONGEST_VALUE].decode(errors="replace")
+    text = repr(value[:_LONGEST_VALUE].decode(errors="replace"))
     return text if len(value) <= _LONGEST_VALUE else f"{text}… ({len(value):,} bytes)"
 
 

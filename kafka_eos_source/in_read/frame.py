@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
-from kafka_eos_source.in_read.rows import MappedRows
+from kafka_eos_source.in_read.rows import PACKETS, MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
@@ -28,8 +28,8 @@ from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema
-from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.operator_frame import past_packets, spark_frame
+from kafka_eos_source.spark.arrow import arrow_schema, past_packets
+from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.session import time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
@@ -120,6 +120,8 @@ def map_in_read(
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_bytes(function, f"the function of map_in_read, {function!r},", fix=fix)
+    if origin.columns.sets_aside:
+        rows = StructType([*rows.fields, PACKETS])
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read(step, frame.sparkSession, sink)
 
@@ -156,7 +158,7 @@ def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: Stru
     """Returns the frame mapped and packed by Spark's ``mapInArrow``; state changes pass the function."""
     if CHANGELOG in frame.columns and CHANGELOG not in rows.names:
         function = past_packets(function or _unchanged, arrow_schema(rows))
-        rows = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
+        rows = StructType([*rows.fields, frame.schema[CHANGELOG]])
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()

@@ -22,7 +22,9 @@ from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, StepInRead
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import STEP_IN_READ
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.changelog_check import connect_relations, elements, name_of_step, node_kind
+from kafka_eos_source.spark.operator_frame import operator_frame
 from kafka_eos_source.spark.pickled import from_option
 from kafka_eos_source.spark.schema import read_schema
 
@@ -61,7 +63,7 @@ class Lineage:
         if self.name is not None:
             reader = reader.name(self.name)
         frame: DataFrame = reader.option(STEP_IN_READ, step.to_option()).options(**(more or {})).load()
-        return frame
+        return operator_frame(frame) if isinstance(step, RowsInRead) and step.sets_aside else frame
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
 def trace(frame: DataFrame, names: Sequence[str]) -> Lineage | Obstacle:
     """Returns the lineage of columns of a frame, or what stands between them and the source.
 
-    Spark Connect does not show the plan of a view or of SQL text.
+    The column of packets is left out: a step in the read gets it from the one before it
+    (`ReadColumns.sets_aside`). Spark Connect does not show the plan of a view or of SQL text.
     """
+    names = [name for name in names if name != CHANGELOG]
     jdf = getattr(frame, "_jdf", None)
     if jdf is not None:
         return _resolved(_of_jvm(jdf.queryExecution().analyzed()), names)

@@ -7,31 +7,46 @@ Spark takes the rows of such a step as ordinary columns, and other steps in the 
 - an `AlignedTransform`, such as the decoder of a document, makes one row of each row.
 
 A transform returns an error for each row that it cannot process. Through aligned transforms, the step knows
-from which record of Kafka such a row comes, and names it.
+from which record of Kafka such a row comes, so it can name the record, or set it aside
+(`in_read.bad_records`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.in_read.bad_records import (
+    DEAD_LETTER,
+    FAIL,
+    OnBad,
+    Records,
+    bad_record,
+    bad_records,
+    columns_to_read,
+    place_of,
+)
 from kafka_eos_source.in_read.step import ReadColumns, StepInRead
+from kafka_eos_source.model import ReadTask
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import CHANGELOG, BadRecordsOfTask
 from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
-
-#: Columns of the source that say which record a row comes from.
-PLACE = ("topic", "partition", "offset")
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
+from kafka_eos_source.spark.worker import running_task
 
 #: An engine pays for each call. So small batches of the source become one of about this size.
 MOST_ROWS, ENOUGH_BYTES = 40_000, 16 << 20
 
-#: So many bytes of a bad value are in the error.
+#: So much of a bad row is in the error.
 _SHOWN = 200
 
 
@@ -76,13 +91,13 @@ class Traced:
 
     Attributes:
         rows: the rows.
-        records: the records, with the columns that the step reads from the source.
+        records: the records.
         aligned: whether record ``i`` made row ``i``. Otherwise all that is known is that the rows come from
             some of these records.
     """
 
     rows: pa.RecordBatch
-    records: pa.RecordBatch
+    records: Records
     aligned: bool
 
 
@@ -96,12 +111,18 @@ class RowsInRead(StepInRead):
         does: what it does, for people: ``decodes JSON``, ``runs SQL``.
         copies: columns of the result that are columns of the input, unchanged: names in the result and in
             the input.
+        on_bad: what becomes of records that this step or one before it cannot process.
+        frame: id of the frame that reads (`model.ReadTask`).
+        has_headers: whether the source has the column ``headers``, which dead letters keep.
     """
 
     rows: StructType
     transform: bytes = field(repr=False)  # may contain passwords, as of a schema registry
     does: str
     copies: Mapping[str, str] = field(default_factory=dict)
+    on_bad: OnBad = FAIL
+    frame: str = ""
+    has_headers: bool = False
 
     @classmethod
     def of(
@@ -110,14 +131,25 @@ class RowsInRead(StepInRead):
         columns: ReadColumns,
         does: str,
         copies: Mapping[str, str] | None = None,
+        *,
+        on_bad: OnBad = FAIL,
+        has_headers: bool = False,
     ) -> RowsInRead:
         """Returns the step that applies a transform to columns of the source, or of another step.
+
+        Args:
+            transform, columns, does, copies: as the attributes.
+            on_bad, has_headers: as the attributes, for the first step after the source. Later steps take over
+                what is set there.
 
         Raises:
             InvalidOptionError: if the transform cannot be pickled.
         """
         pickled = to_bytes(transform, f"what {does}", fix="report this as a bug.")
-        return cls(columns, transform.rows, pickled, does, dict(copies or {}))
+        before, frame = columns.before, uuid.uuid4().hex
+        if before is not None:
+            on_bad, frame, has_headers = before.on_bad, before.frame, before.has_headers
+        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame, has_headers)
 
     @property
     def what(self) -> str:
@@ -125,71 +157,156 @@ class RowsInRead(StepInRead):
 
     @property
     def schema(self) -> StructType:
-        """Columns of the rows."""
-        return self.rows
+        """Columns of the frame that Spark gets: those of the rows, and that of packets if it sets aside."""
+        if not self.sets_aside:
+            return self.rows
+        return StructType([*self.rows.fields, PACKETS])
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether bad records go to the sink in packets."""
+        return self.on_bad == DEAD_LETTER
+
+    @property
+    def frame_of_bad_records(self) -> str:
+        """Id of the frame that reads."""
+        return self.frame
 
     @property
     def of_source(self) -> tuple[str, ...]:
-        """Columns to read from the source: also those that name a bad record."""
-        return tuple(dict.fromkeys((*self.columns.of_source, *PLACE)))
+        """Columns to read from the source: also those that name a bad record or are set aside with it."""
+        more = columns_to_read(self.on_bad, has_headers=self.has_headers)
+        return tuple(dict.fromkeys((*self.columns.of_source, *more)))
 
     def column_of_source(self, name: str) -> str | None:
         """Returns the column of the source that a column of the rows holds; None if it was computed."""
         return self.columns.column_of_source(self.copies[name]) if name in self.copies else None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows for the source's batches of one task.
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows for the source's batches of one task, with the columns of `schema`.
 
         Raises:
             InvalidRecordError: as `traced`.
         """
-        return (each.rows for each in self.traced(batches))
+        return self.selected(batches, lambda rows: rows, task)
 
-    def traced(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Traced]:
-        """Yields the rows for the source's batches of one task, in batches that are not empty.
+    def selected(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        select: Callable[[pa.RecordBatch], pa.RecordBatch],
+        task: ReadTask | None,
+        bad: BadRecordsOfTask | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields columns of the rows; and if the step sets bad records aside, also packets.
+
+        Args:
+            batches: the source's batches of one task.
+            select: returns the columns to yield of some rows.
+            task: the reading task; only a step that sets bad records aside needs it.
+            bad: packs the bad records of the task; None makes one.
 
         Raises:
-            InvalidRecordError: if the transform cannot process a row. It names the record.
+            InvalidRecordError: as `traced`.
+        """
+        if not self.sets_aside:
+            for each in self.traced(batches):
+                if each.rows.num_rows:
+                    yield select(each.rows)
+            return
+        running = running_task()
+        if running is not None:
+            record_sender(running, sender_of_read(self.frame))
+        if bad is None:
+            assert task is not None, "only a task of a source reads with on_bad='dead-letter'"
+            bad = BadRecordsOfTask(task)
+        schema = select(_no_rows(arrow_schema(self.rows))).schema
+        found: list[pa.Buffer] = []
+        for each in self.traced(batches, lambda records: found.extend(bad.packets(records))):
+            if each.rows.num_rows:
+                yield packing.with_packets(select(each.rows))
+            if found:
+                yield packing.rows_of_packets(packing.column(found), schema)
+                found.clear()
+        yield packing.rows_of_packets(packing.column([bad.report()]), schema)
+
+    def traced(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        set_aside: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> Iterator[Traced]:
+        """Yields the rows for the source's batches of one task, in batches that may be empty.
+
+        Args:
+            batches: the source's batches of one task.
+            set_aside: takes bad records, as `spark.arrow.BAD_RECORDS`; None = they are an error.
+
+        Raises:
+            InvalidRecordError: if the transform cannot process a row, which names the record.
         """
         transform = from_bytes(self.transform)
         schema = arrow_schema(self.rows)
         before = self.columns.before
-        given = (
-            (Traced(each, each, aligned=True) for each in joined(batches))
-            if before is None
-            else before.traced(batches)
-        )
+        given = joined(batches, self.columns) if before is None else before.traced(batches, set_aside)
         for each in given:
-            rows = self.columns.select(each.rows)
-            if hasattr(transform, "slices"):
-                at = 0
-                for result, errors in transform.slices(rows):
-                    count = result.num_rows
-                    records = each.records.slice(at, count) if each.aligned else each.records
-                    if errors:
-                        self._fail(rows.slice(at, count), records, errors, aligned=each.aligned)
-                    at += count
-                    if count:
-                        yield Traced(fit(result, schema, f"{self.what} made"), records, each.aligned)
+            rows = each.rows if before is None else self.columns.select(each.rows)
+            if not rows.num_rows:
+                yield Traced(_no_rows(schema), each.records, each.aligned)
+            elif hasattr(transform, "slices"):
+                yield from self._aligned(transform, rows, each, schema, set_aside)
             else:
                 result, errors = transform(rows)
                 if errors:
-                    self._fail(rows, each.records, errors, aligned=each.aligned)
-                if result.num_rows:
-                    yield Traced(fit(result, schema, f"{self.what} made"), each.records, aligned=False)
+                    self._set_aside(rows, each, errors, set_aside)
+                yield Traced(fit(result, schema, f"{self.what} made"), each.records, aligned=False)
 
-    def _fail(
-        self, rows: pa.RecordBatch, records: pa.RecordBatch, errors: Mapping[int, str], *, aligned: bool
-    ) -> NoReturn:
+    def _aligned(
+        self,
+        transform: AlignedTransform,
+        rows: pa.RecordBatch,
+        given: Traced,
+        schema: pa.Schema,
+        set_aside: Callable[[pa.RecordBatch], None] | None,
+    ) -> Iterator[Traced]:
+        at = 0
+        for result, errors in transform.slices(rows):
+            count = result.num_rows
+            records = given.records.slice(at, count) if given.aligned else given.records
+            made = fit(result, schema, f"{self.what} made")
+            if errors:
+                of_slice = Traced(rows.slice(at, count), records, given.aligned)
+                self._set_aside(of_slice.rows, of_slice, errors, set_aside)
+                made = made.take(good_rows(count, errors))
+                records = records.without(list(errors))
+            at += count
+            yield Traced(made, records, given.aligned)
+
+    def _set_aside(
+        self,
+        rows: pa.RecordBatch,
+        given: Traced,
+        errors: Mapping[int, str],
+        set_aside: Callable[[pa.RecordBatch], None] | None,
+    ) -> None:
+        """Sets the records of bad rows aside.
+
+        Raises:
+            InvalidRecordError: if they are not to be set aside, or it is not known which they are.
+        """
+        if given.aligned:
+            bad = bad_records(given.records, {row: f"{self.what}: {text}" for row, text in errors.items()})
+            if set_aside is None:
+                raise bad_record(bad)
+            set_aside(bad)
+            return
         row = min(errors)
-        if aligned:
-            place = _place(records, row)
-        else:
-            place = f"a record between {_place(records, 0)} and {_place(records, records.num_rows - 1)}"
+        first, last = map(place_of, given.records.take([0, len(given.records) - 1]).to_pylist())
         raise InvalidRecordError(
-            f"{self.what}: {place} cannot be processed: {errors[row]}. "
-            f"{_shown(records if aligned else rows, row)}",
-            fix="correct the producer, the schema or the text.",
+            f"{self.what}: a row that was made of a record between {first} and {last} cannot be processed: "
+            f"{errors[row]}. The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}.",
+            fix="correct the text, or combine it with the SQL before it, so that it is known which record "
+            "made the row.",
         )
 
 
@@ -212,7 +329,8 @@ class MappedRows:
             InvalidRecordError: if the transform cannot process a row. It shows the row.
         """
         given, made = arrow_schema(self.columns), arrow_schema(self.transform.rows)
-        for batch in joined(fit(each, given, "Spark passed") for each in batches):
+        for group in gathered(fit(each, given, "Spark passed") for each in batches):
+            batch = concatenated(group)
             result, errors = self.transform(batch)
             if errors:
                 row = min(errors)
@@ -225,42 +343,45 @@ class MappedRows:
                 yield fit(result, made, "the SQL returned")
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in fewer batches, of about `MOST_ROWS` rows or `ENOUGH_BYTES`."""
+#: The column of packets in a frame whose packets have no state changes.
+PACKETS = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def joined(batches: Iterable[pa.RecordBatch], columns: ReadColumns) -> Iterator[Traced]:
+    """Yields columns of the source's batches in fewer batches, as `gathered` puts them together."""
+    for group in gathered(batches):
+        rows = concatenated([columns.select(each) for each in group])
+        yield Traced(rows, Records.of(group), aligned=True)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields consecutive batches that together have about `MOST_ROWS` rows or `ENOUGH_BYTES`."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if waiting and rows + batch.num_rows > MOST_ROWS:
-            yield _one(waiting)
+            yield waiting
             waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
         if size >= ENOUGH_BYTES:
-            yield _one(waiting)
+            yield waiting
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _one(waiting)
+        yield waiting
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Returns the rows of batches with one schema in one batch."""
     if len(batches) == 1:
         return batches[0]
-    (found,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return found
-
-
-def _place(records: pa.RecordBatch, row: int) -> str:
-    topic, partition, offset = (records.column(name)[row].as_py() for name in PLACE)
-    return f"the record of topic {topic}, partition {partition}, offset {offset}"
-
-
-def _shown(rows: pa.RecordBatch, row: int) -> str:
-    """Returns the beginning of the value of a record, or of a row."""
-    if "value" in rows.schema.names:
-        value = rows.column("value")[row].as_py()
-        return f"The value is {value[:_SHOWN]!r}" if value is not None else "It has no value"
-    return f"The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}"
+    (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return rows
 
 
 def good_rows(rows: int, errors: Mapping[int, str]) -> pa.Array:

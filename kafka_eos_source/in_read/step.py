@@ -27,13 +27,16 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.spark.arrow import arrow_schema, fit, read_arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema, fit, past_packets, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.rows import RowsInRead
+    from kafka_eos_source.model import ReadTask
     from kafka_eos_source.options.checked import ReadOptions
+    from kafka_eos_source.protocol.packing import BadRecordsOfTask
 
 #: A user's function, like that of Spark's ``mapInArrow``.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -101,15 +104,29 @@ class ReadColumns:
         found = next((each.source for each in self.columns if each.name == name), None)
         return found if found is None or self.before is None else self.before.column_of_source(found)
 
-    def frames(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the step before sets bad records aside, so that `frames` has the column of packets too."""
+        return self.before is not None and self.before.sets_aside
+
+    def frames(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        task: ReadTask | None = None,
+        bad: BadRecordsOfTask | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """Yields batches of the frame for the source's batches of one task, with the columns `of_source`.
+
+        Args:
+            batches: the source's batches.
+            task, bad: as `RowsInRead.selected` takes them.
 
         Raises:
             InvalidRecordError: as `RowsInRead.traced`.
         """
         if self.before is None:
             return map(self.select, batches)
-        return (self.select(each.rows) for each in self.before.traced(batches))
+        return self.before.selected(batches, self.select, task, bad)
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns a batch of the frame for a batch with the columns `given`, or only those that it needs."""
@@ -153,6 +170,16 @@ class StepInRead(ABC):
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source."""
         return self.columns.of_source
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the step passes on packets with bad records, which the rows before it set aside."""
+        return self.columns.sets_aside
+
+    @property
+    def frame_of_bad_records(self) -> str:
+        """Id of the frame that reads, for the packets of bad records; "" if the step sets none aside."""
+        return "" if self.columns.before is None else self.columns.before.frame
 
     @property
     @abstractmethod
@@ -240,25 +267,37 @@ class MapInRead(StepInRead):
         """Schema of the frame that Spark gets if the rows are packed."""
         return packed_frame_schema(self.rows)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Returns the packed result of the function for the source's batches of one task.
 
         Raises:
             InvalidRecordError: as `pack`.
         """
-        return pack(self._result(batches), self.rows)
+        return pack(self._result(batches, task), self.rows)
 
-    def mapped(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def mapped(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function's result, with the declared schema, for one task.
 
         Raises:
             InvalidRecordError: as `fitted`.
         """
-        return fitted(self._result(batches), self.rows)
+        return fitted(self._result(batches, task), self.rows)
 
-    def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        frames = self.columns.frames(batches)
-        return frames if self.function is None else from_bytes(self.function)(frames)
+    def _result(self, batches: Iterable[pa.RecordBatch], task: ReadTask | None) -> Iterable[pa.RecordBatch]:
+        frames = self.columns.frames(batches, task)
+        function = None if self.function is None else from_bytes(self.function)
+        if not self.sets_aside:
+            return frames if function is None else function(frames)
+        own = StructType([each for each in self.rows if each.name != CHANGELOG])
+
+        def fitting(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return fitted(rows if function is None else function(rows), own)
+
+        return past_packets(fitting, arrow_schema(own))(frames)
 
 
 # ------------------------------------------------------------------ packed frames

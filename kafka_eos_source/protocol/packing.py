@@ -15,8 +15,8 @@ stream    the schema, then a record batch    in what is stored: packets, pending
 Both ends of a message know its schema, so it is smaller and cheaper to read. A stream may be read by a later
 version, which finds the schema in it. Stored streams must stay readable, so their bytes must not change.
 
-A **packet** goes to the sink in a reserved column of the rows, which cannot be mistaken for data, and to which
-the ``topic`` option does not apply. It carries state changes of one shard of an operator (`Packet`), or
+A **packet** goes to the sink in a reserved column of the rows, which cannot be mistaken for data, and to
+which the ``topic`` option does not apply. It carries state changes of one shard of an operator (`Packet`), or
 records that a reading task could not decode (`BadRecords`)::
 
     length of header (4 bytes, big endian) │ header (JSON) │ packed batch
@@ -257,6 +257,9 @@ _PACKET_BYTES = 2 << 20
 class BadRecordsOfTask:
     """Packs the bad records of one attempt of a reading task.
 
+    Attributes:
+        is_reported: whether the report was made.
+
     Args:
         task: the reading task.
     """
@@ -265,6 +268,7 @@ class BadRecordsOfTask:
         self._task = task
         self._attempt = uuid.uuid4().hex
         self._number = 0
+        self.is_reported = False
 
     def packets(self, records: pa.RecordBatch) -> Iterator[pa.Buffer]:
         """Packs records with the schema `spark.arrow.BAD_RECORDS`, of which there is at least one."""
@@ -274,6 +278,7 @@ class BadRecordsOfTask:
 
     def report(self) -> pa.Buffer:
         """Returns the last packet, which says how many there are. Call it once, after all records."""
+        self.is_reported = True
         return pa.py_buffer(_head_of_read(self._task, self._attempt, self._number, self._number + 1))
 
 
@@ -291,6 +296,19 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     return (
         rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
     ), packets.drop_null()
+
+
+def with_packets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns data rows with the column of packets, which is null in them."""
+    return batch.append_column(CHANGELOG, pa.nulls(batch.num_rows, pa.binary()))
+
+
+def rows_of_packets(packets: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns packets as rows whose other columns, those of a schema, are null."""
+    nulls = [pa.nulls(len(packets), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(
+        [*nulls, packets.cast(pa.binary())], schema=schema.append(pa.field(CHANGELOG, pa.binary()))
+    )
 
 
 def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet | BadRecords:

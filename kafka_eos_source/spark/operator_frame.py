@@ -11,19 +11,18 @@ says of each public method of DataFrame what the subclass does with it. What a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeAlias, TypeVar
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import BinaryType, DoubleType, FloatType, StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
-from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
 from kafka_eos_source.spark.schema import quoted
 
@@ -177,7 +176,7 @@ def _to_df(frame: DataFrame, *names: str) -> DataFrame:
 
 def _to(frame: DataFrame, schema: StructType) -> DataFrame:
     if isinstance(schema, StructType) and CHANGELOG not in schema.names:
-        schema = StructType([*schema.fields, StructField(CHANGELOG, BinaryType())])
+        schema = StructType([*schema.fields, frame.schema[CHANGELOG]])
     return frame.to(schema)
 
 
@@ -228,49 +227,8 @@ def _map_in_arrow(
     assert isinstance(rows, StructType)
     if CHANGELOG in rows.names:  # then the function passes the column on itself
         return frame.mapInArrow(func, rows, barrier, profile)
-    output = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
+    output = StructType([*rows.fields, frame.schema[CHANGELOG]])
     return frame.mapInArrow(past_packets(func, arrow_schema(rows)), output, barrier, profile)
-
-
-def past_packets(
-    function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]], schema: pa.Schema
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function on Arrow batches that sees the rows without packets; the packets pass it unchanged.
-
-    Args:
-        function: takes the rows without the column `CHANGELOG`. It need not read all of them.
-        schema: schema of the rows that it returns. The rows of the result have the column in addition.
-    """
-    output = schema.append(pa.field(CHANGELOG, pa.binary()))
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[pa.Array] = []
-
-        def rows() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                data, packets = split_packets(batch)
-                if len(packets):
-                    found.append(packets)
-                if data.num_rows:
-                    yield data
-
-        def passed() -> Iterator[pa.RecordBatch]:
-            while found:
-                packets = found.pop(0)
-                nulls = [pa.nulls(len(packets), field.type) for field in schema]
-                yield pa.RecordBatch.from_arrays([*nulls, packets.cast(pa.binary())], schema=output)
-
-        given = rows()
-        for batch in function(given):
-            data = fit(batch, schema, "the function of mapInArrow returned")
-            nulls = pa.nulls(data.num_rows, pa.binary())
-            yield pa.RecordBatch.from_arrays([*data.columns, nulls], schema=output)
-            yield from passed()
-        for _ in given:  # the function may have stopped early
-            yield from passed()
-        yield from passed()
-
-    return run
 
 
 def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFrame:

@@ -51,7 +51,8 @@ class StagedRows:
         self.shards = tuple(shards)
         self.end_digest = ""
         self._parts = VerifiedParts(folder, batch, parts)
-        carriers = sum(len(each.packets) for part in parts for each in (*(part.shards or ()), *part.reads))
+        carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
+        carriers += sum(len(read.packets) for part in parts for read in part.reads)
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
         self.changelog_rows = changes
         self.rows = sum(part.rows for part in parts) - carriers + changes
@@ -82,8 +83,9 @@ class StagedRows:
         for each in self._parts.batches(with_changes=True):
             if each.column(CHANGES).null_count == 0:
                 for packet in packets(each.column(CHANGES)):
-                    for batch in packet.batches() if isinstance(packet, Packet) else ():
-                        yield packet.tp, _of_partition(batch, packet.tp.partition)
+                    if isinstance(packet, Packet):
+                        for batch in packet.batches():
+                            yield packet.tp, _of_partition(batch, packet.tp.partition)
         for shard in self.shards:
             if shard.records:
                 key = Owner(shard.application_id, shard.store, shard.shards).key

@@ -107,9 +107,9 @@ def test_the_column_of_the_source_is_known_through_all_steps() -> None:
 @pytest.mark.parametrize(
     ("step", "bad", "said"),
     [
-        (decoded, b"x", "digits: the record of topic t, partition 3, offset 12 .* no digits.*b'x'"),
-        (odd, b"13", "SQL: the record of topic t, partition 3, offset 12 .* unlucky.*b'13'"),
-        (odd, b"x", "digits: the record .* offset 12"),
+        (decoded, b"x", "the record of topic t, partition 3, offset 12 .* digits: no digits.*'x'"),
+        (odd, b"13", "the record of topic t, partition 3, offset 12 .* SQL: unlucky.*'13'"),
+        (odd, b"x", "the record .* offset 12 .* digits"),
     ],
 )
 def test_a_bad_record_is_named(step: Any, bad: bytes, said: str) -> None:
@@ -156,6 +156,7 @@ def test_an_aggregation_combines_the_rows_of_a_step() -> None:
 def test_batches_are_joined_up_to_a_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_in_read, "MOST_ROWS", 5)
     batches = [source(*[b"1"] * count) for count in (2, 2, 2, 7, 1)]
-    assert [each.num_rows for each in joined(iter(batches))] == [4, 2, 7, 1]
+    columns = ReadColumns((ReadColumn("value", "value"),))
+    assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [4, 2, 7, 1]
     monkeypatch.setattr(rows_in_read, "ENOUGH_BYTES", 1)
-    assert [each.num_rows for each in joined(iter(batches))] == [2, 2, 2, 7, 1]
+    assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [2, 2, 2, 7, 1]

@@ -6,7 +6,7 @@ Runs on the driver. Tasks do not import this module.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import KEYED, OPERATOR_IN_READ
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping, stores_of
@@ -48,7 +48,7 @@ from kafka_eos_source.state.shard_rows import (
     ROUTE,
     SHARD,
     pack,
-    routed,
+    pack_past_packets,
 )
 
 if TYPE_CHECKING:
@@ -237,21 +237,9 @@ def combine_partitions(
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
-        packets_before: list[pa.Array] = []
-
-        def rows() -> Iterable[pa.RecordBatch]:
-            for batch in batches:
-                data, packets = split_packets(batch)
-                if len(packets):
-                    packets_before.append(packets)
-                yield data
-
-        for each in pack(combine(rows()), schema, keys, shards):
-            packets = [pa.nulls(each.num_rows, pa.binary())] if has_packets else []
-            yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=output)
-        for packets in packets_before:
-            empty = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
-            yield pa.RecordBatch.from_arrays([*empty.columns, packets], schema=output)
+        if has_packets:
+            return pack_past_packets(combine, batches, schema, keys, shards)
+        return pack(combine(batches), schema, keys, shards)
 
     return frame.mapInArrow(run, from_arrow_schema(output))
 

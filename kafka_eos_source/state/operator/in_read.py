@@ -22,6 +22,9 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.model import ReadTask
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import BadRecordsOfTask
 from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.spark.pickled import from_bytes
 from kafka_eos_source.state.model import ShardsBy
@@ -64,7 +67,11 @@ class OperatorInRead(StepInRead):
         return self.result
 
     def run(
-        self, shard: int, batches: Iterable[pa.RecordBatch], options: StateOptions
+        self,
+        shard: int,
+        batches: Iterable[pa.RecordBatch],
+        options: StateOptions,
+        task: ReadTask | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Runs the operator for one shard.
 
@@ -75,6 +82,7 @@ class OperatorInRead(StepInRead):
             shard: number of the shard.
             batches: all records of the shard in this micro-batch, with the columns that the operator needs.
             options: options of the operator.
+            task: the reading task of the shard; needed if bad records are set aside.
 
         Yields:
             Batches with the columns of `result`.
@@ -85,16 +93,36 @@ class OperatorInRead(StepInRead):
             StateError: as `Operator.in_read`.
         """
         processor = from_bytes(self.processor)
-        frames = self._frames(batches, shard)
+        packets: list[pa.Array] = []
+        bad = BadRecordsOfTask(task) if task is not None else None
+        frames = self._frames(batches, shard, packets, bad)
+
+        def finish() -> None:
+            """Adds a report if the shard skips its rows, or fails: nothing of the batch commits then."""
+            if bad is not None and not bad.is_reported:
+                packets.append(packing.column([bad.report()]))
+
         operator = Operator(processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
         # Spark requires timestamps in UTC of a Python source
         schema = pa.schema([field.with_type(_in_zone(field.type, "UTC")) for field in operator.output])
         rows = processor.partial(frames) if self.combines else frames
-        for batch in operator.in_read(shard, rows):
+        for batch in operator.in_read(shard, rows, packets, finish):
             yield fit(batch, schema, "the stateful operator returned")
 
-    def _frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
-        for frame in self.columns.frames(batches):
+    def _frames(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        shard: int,
+        packets: list[pa.Array],
+        bad: BadRecordsOfTask | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a shard, and appends the packets among them to ``packets``."""
+        for batch in self.columns.frames(batches, bad=bad):
+            frame, found = packing.split_packets(batch)
+            if len(found):
+                packets.append(found)
+            if not frame.num_rows:
+                continue
             for name in self.record_keys:
                 missing = frame.column(name).null_count
                 if missing:

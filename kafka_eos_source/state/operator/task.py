@@ -97,12 +97,20 @@ class Operator:
 
         return self._run(self._shard_task(running, running.partition), rows, packets)
 
-    def in_read(self, shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def in_read(
+        self,
+        shard: int,
+        rows: Iterator[pa.RecordBatch],
+        packets: list[pa.Array],
+        finish: Callable[[], None],
+    ) -> Iterator[pa.RecordBatch]:
         """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
 
         Args:
             shard: number of the shard.
             rows: all rows of the shard in this micro-batch.
+            packets: packets of the read, which ``rows`` appends.
+            finish: completes the packets if not all of ``rows`` was read.
 
         Raises:
             StateError: if there is no streaming query; or as `open_shard`.
@@ -113,25 +121,28 @@ class Operator:
         def unless_skipped(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return iter(()) if context is None else _RowsInRead(rows)
 
-        return self._run(self._shard_task(running, shard), unless_skipped, [])
+        return self._run(self._shard_task(running, shard), unless_skipped, packets, finish)
 
     def _run(
         self,
         task: ShardTask,
         rows_of: Callable[[BatchContext | None], Iterator[pa.RecordBatch]],
         packets_before: list[pa.Array],
+        finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Processes all rows of a shard.
 
         Args:
             task: the shard.
             rows_of: yields the rows, given the context of the batch; None = Kafka already holds the batch.
-            packets_before: packets of operators before this one, which ``rows_of`` appends.
+            packets_before: packets of the steps before this one, which ``rows_of`` appends.
+            finish: completes them if not all rows were taken.
         """
         with open_shard(task) as shard:
             if isinstance(shard, ShardReport):
                 for _ in rows_of(None):  # a replay must detect a wrong partitioning too
                     continue
+                finish()
                 yield from self._packets(packets_before, shard, ())
                 return
             rows = rows_of(shard.context)
@@ -144,11 +155,14 @@ class Operator:
                     raise
                 _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
+                for _ in rows:  # the packets behind the row that failed
+                    continue
             else:
                 failpoints.reach("state.after_process")
                 _warn_of_future_rows(task, shard.context)
                 _warn_of_late_rows(task, shard.context)
                 report, changes = shard.persist_pending()
+            finish()
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
         if number >= _MANY_CHANGES:
