@@ -10,10 +10,12 @@ import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
 from pyspark.sql.types import StructType
 
+from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.lineage import lineage
-from kafka_eos_source.in_read.registry_columns import registry_columns
-from kafka_eos_source.in_read.rows import PACKETS
+from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
+from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
@@ -21,6 +23,7 @@ from kafka_eos_source.in_read.step import (
     pack,
     packed_frame_schema,
     schema_of_packed_rows,
+    with_column_of_packets,
 )
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
@@ -29,19 +32,22 @@ from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
-from kafka_eos_source.spark.session import warn_of_large_batches
+from kafka_eos_source.spark.session import time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+#: Name of the table that a SQL text of `map_in_read` reads.
+TABLE = "batch"
+
 
 def map_in_read(
     frame: DataFrame,
-    function: ArrowFunction | None = None,
+    function: ArrowFunction | str | None = None,
     schema: StructType | str | None = None,
     *,
-    decode: Mapping[str, RegistrySchema] | None = None,
+    decode: Mapping[str, RegistrySchema | StructType | str] | None = None,
     encode: Mapping[str, RegistrySchema] | None = None,
     write: Mapping[str, Any] | None = None,
 ) -> DataFrame:
@@ -67,15 +73,17 @@ def map_in_read(
         function: takes an iterator of record batches and returns an iterable of record batches, like the
             function of ``DataFrame.mapInArrow``. It gets the batches of one task, in the order of offsets
             within each partition. It may drop and add rows. Spark calls it again when it repeats a task, so
-            it must not have side effects. None leaves the rows unchanged.
+            it must not have side effects. None leaves the rows unchanged. Instead of a function, it may be a
+            SQL text that reads the table ``batch``: ``"SELECT key, value FROM batch WHERE …"``; see
+            `App.sql`.
         schema: schema of the batches that the function returns, as `StructType` or DDL, with columns that the
             sink accepts (``value``, ``key``, ``topic``, …). Columns are matched by name. None means the
             frame's schema.
-        decode: columns to decode with a schema registry before the function, and what `registry_schema`
-            returned for them. Rows that cannot be decoded do not reach the function. The sink gets them
-            unchanged and marked as invalid, so that its option ``onInvalidRecord`` decides what becomes of
-            them. The frame should have the columns ``topic``, ``partition`` and ``offset``, to name the
-            record.
+        decode: columns to decode before the function, and how: what `registry_schema` returned for them, or,
+            for JSON objects, the schema of their fields as `StructType` or DDL. They become structs. Rows
+            that cannot be decoded do not reach the function. The sink gets them unchanged and marked as
+            invalid, so that its option ``onInvalidRecord`` decides what becomes of them. The frame should
+            have the columns ``topic``, ``partition`` and ``offset``, to name the record.
         encode: columns to encode after the function. Rows that do not fit the schema are marked as invalid.
             ``schema`` declares these columns as binary.
         write: options of the sink, the same that ``writeStream.options(…)`` gets. The frame can then be
@@ -93,10 +101,16 @@ def map_in_read(
     """
     frame = spark_frame(frame)
     columns = StructType([each for each in frame.schema if each.name != CHANGELOG])
-    rows = _schema_of_result(columns, function, schema)
+    _check_plain(columns)
+    zone = time_zone(frame.sparkSession)
+    decoders = {name: _decoder(name, each, zone) for name, each in (decode or {}).items()}
+    if isinstance(function, str):
+        function, rows = _of_text(function, schema, with_decoded(columns, decoders), zone)
+    else:
+        rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = registry_columns(function, decode or {}, encode or {}, columns, rows)
+        function = registry_columns(function, decoders, encode or {}, columns, rows)
         rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None or write is None:
@@ -108,7 +122,7 @@ def map_in_read(
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_bytes(function, f"the function of map_in_read, {function!r},", fix=fix)
     if origin.columns.sets_aside:
-        rows = StructType([*rows.fields, PACKETS])
+        rows = with_column_of_packets(rows)
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read(step, frame.sparkSession, sink)
 
@@ -158,14 +172,39 @@ def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     return batches
 
 
-def _schema_of_result(
-    columns: StructType, function: ArrowFunction | None, schema: StructType | str | None
-) -> StructType:
+def _check_plain(columns: StructType) -> None:
     if schema_of_packed_rows(columns) is not None or staged_frame(columns) is not None:
         raise InvalidSchemaError(
             "map_in_read is applied to a frame that map_in_read returned; expected a frame with plain rows.",
             fix="combine the two functions into one.",
         )
+
+
+def _decoder(column: str, how: RegistrySchema | StructType | str, zone: str) -> ColumnDecoder:
+    """Returns what decodes a column that ``decode`` names."""
+    if isinstance(how, RegistrySchema):
+        return how.decoding()
+    return JsonDecoding(_struct(how, f"of column {column!r} in decode= of map_in_read"), zone)
+
+
+def _of_text(
+    text: str, schema: StructType | str | None, columns: StructType, zone: str
+) -> tuple[ArrowFunction, StructType]:
+    """Returns the function that runs a SQL text, and the schema of its result."""
+    from kafka_eos_source.in_read.sql import compile_sql  # imports the engine
+
+    if schema is not None:
+        raise InvalidSchemaError(
+            "map_in_read has a SQL text and a schema; the text already says which columns its result has.",
+            fix="leave out the schema, and cast columns in the text: CAST(x AS INTEGER) AS x.",
+        )
+    transform = compile_sql(text, columns, name=TABLE, time_zone=zone)
+    return MappedRows(transform, columns), transform.rows
+
+
+def _schema_of_result(
+    columns: StructType, function: ArrowFunction | None, schema: StructType | str | None
+) -> StructType:
     if schema is None:
         return columns
     if function is None:
@@ -173,6 +212,10 @@ def _schema_of_result(
             "map_in_read has a schema but no function that returns rows of this schema.",
             fix="leave out the schema if the rows stay unchanged, or pass a function.",
         )
+    return _struct(schema, "of map_in_read")
+
+
+def _struct(schema: StructType | str, what: str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     try:
@@ -183,6 +226,6 @@ def _schema_of_result(
     except (ParseException, PySparkTypeError, ValueError) as error:
         reason = error
     raise InvalidSchemaError(
-        f"the schema {schema!r} of map_in_read is malformed: {reason}.",
+        f"the schema {schema!r} {what} is malformed: {reason}.",
         fix="write it in DDL, for example 'key BINARY, value STRING'.",
     )

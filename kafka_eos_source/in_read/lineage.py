@@ -24,6 +24,7 @@ from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import STEP_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.changelog_check import connect_relations, elements, name_of_step, node_kind
+from kafka_eos_source.spark.operator_frame import Senders, operator_frame
 from kafka_eos_source.spark.pickled import from_option
 from kafka_eos_source.spark.schema import read_schema
 
@@ -62,7 +63,14 @@ class Lineage:
         if self.name is not None:
             reader = reader.name(self.name)
         frame: DataFrame = reader.option(STEP_IN_READ, step.to_option()).options(**(more or {})).load()
+        return frame_of(step, frame)
+
+
+def frame_of(step: StepInRead, frame: DataFrame) -> DataFrame:
+    """Returns the frame that reads with a step, whose methods keep the bad records that it sets aside."""
+    if not (isinstance(step, RowsInRead) and step.sets_aside):
         return frame
+    return operator_frame(frame, senders=Senders(reads=(step.frame,)))
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,21 @@ class Obstacle:
 
     Attributes:
         what: the step, as the user wrote it: ``where()``, ``the expression upper(x)``.
+        fix: what to do so that they can; empty if there is nothing.
     """
 
     what: str
+    fix: str = ""
+
+
+#: What to do about a step of Spark that SQL in the read has, too.
+IN_SQL = "write it in app.sql(…), whose text runs in the tasks that read"
+_SQL_HAS = frozenset({"where()", "explode()", "dropna()", "join()"})
+
+
+def _of_step(kind: str) -> Obstacle:
+    name = name_of_step(kind)
+    return Obstacle(name, IN_SQL if name in _SQL_HAS else "")
 
 
 def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
@@ -140,7 +160,7 @@ def _resolved(node: _Source | _Projection | Obstacle, names: Sequence[str]) -> L
     for name in names:
         column = projected[name]
         if isinstance(column, str):
-            return Obstacle(column)
+            return Obstacle(column, IN_SQL)
         found.append(column)
     beneath = _resolved(node.below, list(dict.fromkeys(each.source for each in found)))
     if isinstance(beneath, Obstacle):
@@ -150,7 +170,7 @@ def _resolved(node: _Source | _Projection | Obstacle, names: Sequence[str]) -> L
     for own in found:
         below = known[own.source]
         if own.as_text and not below.as_text and not _is_bytes(beneath.columns, below.source):
-            return Obstacle(f"cast({own.source} as string)")  # only Spark converts numbers to text
+            return Obstacle(f"cast({own.source} as string)", IN_SQL)  # only Spark converts numbers to text
         columns.append(replace(below, name=own.name, as_text=own.as_text or below.as_text))
     return replace(beneath, columns=replace(beneath.columns, columns=tuple(columns)))
 
@@ -186,7 +206,7 @@ def _of_jvm(plan: Any) -> _Source | _Projection | Obstacle:
     if kind == "StreamingRelationV2":
         return _source_of_jvm(plan)
     if kind != "Project":
-        return Obstacle(name_of_step(kind))
+        return _of_step(kind)
     below = _of_jvm(plan.child())
     if isinstance(below, Obstacle):
         return below
@@ -243,7 +263,7 @@ def _of_connect(relation: Any) -> _Source | _Projection | Obstacle:
     if kind == "read":
         return _source_of_connect(node)
     if kind not in ("project", "subquery_alias", "with_columns_renamed", "to_df", "drop", "with_columns"):
-        return Obstacle(name_of_step(kind))
+        return _of_step(kind)
     if not node.HasField("input"):
         return Obstacle("rows that are no stream")
     below = _of_connect(node.input)
@@ -372,6 +392,15 @@ def source_options(frame: DataFrame) -> list[dict[str, str]]:
         for leaf in leaves
         if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
     ]
+
+
+def steps_in_read(frame: DataFrame) -> tuple[str, ...]:
+    """Returns what the tasks that read do before Spark sees the rows of a frame, the first step first."""
+    found: dict[str, None] = {}
+    for options in source_options(frame):
+        if STEP_IN_READ in options:
+            found |= dict.fromkeys(from_option(options[STEP_IN_READ]).steps)
+    return tuple(found)
 
 
 def is_of_source(frame: DataFrame, name: str) -> bool:

@@ -20,14 +20,13 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import (
     DEAD_LETTER,
     FAIL,
     FIX,
-    NULL,
     OnBad,
     Records,
     bad_record,
@@ -35,14 +34,13 @@ from kafka_eos_source.in_read.bad_records import (
     columns_to_read,
     place_of,
 )
-from kafka_eos_source.in_read.step import ReadColumns, StepInRead
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, StepInRead, with_column_of_packets
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.protocol.packing import CHANGELOG, BadRecordsOfTask
+from kafka_eos_source.protocol.packing import BadRecordsOfTask
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
-from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 from kafka_eos_source.spark.worker import running_task
 
 #: An engine pays for each call. So small batches of the source become one of about this size.
@@ -110,7 +108,7 @@ class RowsInRead(StepInRead):
     Attributes:
         rows: schema of the rows that it makes.
         transform: the pickled transform.
-        what: what it does, for people: ``JSON in column 'value'``, ``SQL``.
+        does: what it does, for people: ``decodes JSON``, ``runs SQL``.
         copies: columns of the result that are columns of the input, unchanged: names in the result and in
             the input.
         on_bad: what becomes of records that this step or one before it cannot process.
@@ -120,7 +118,7 @@ class RowsInRead(StepInRead):
 
     rows: StructType
     transform: bytes = field(repr=False)  # may contain passwords, as of a schema registry
-    what: str
+    does: str
     copies: Mapping[str, str] = field(default_factory=dict)
     on_bad: OnBad = FAIL
     frame: str = ""
@@ -131,7 +129,7 @@ class RowsInRead(StepInRead):
         cls,
         transform: RowTransform | AlignedTransform,
         columns: ReadColumns,
-        what: str,
+        does: str,
         copies: Mapping[str, str] | None = None,
         *,
         on_bad: OnBad = FAIL,
@@ -147,18 +145,20 @@ class RowsInRead(StepInRead):
         Raises:
             InvalidOptionError: if the transform cannot be pickled.
         """
-        pickled = to_bytes(transform, what, fix="report this as a bug.")
+        pickled = to_bytes(transform, f"what {does}", fix="report this as a bug.")
         before, frame = columns.before, uuid.uuid4().hex
         if before is not None:
             on_bad, frame, has_headers = before.on_bad, before.frame, before.has_headers
-        return cls(columns, transform.rows, pickled, what, dict(copies or {}), on_bad, frame, has_headers)
+        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame, has_headers)
+
+    @property
+    def what(self) -> str:
+        return self.does
 
     @property
     def schema(self) -> StructType:
         """Columns of the frame that Spark gets: those of the rows, and that of packets if it sets aside."""
-        if not self.sets_aside:
-            return self.rows
-        return StructType([*self.rows.fields, PACKETS])
+        return with_column_of_packets(self.rows) if self.sets_aside else self.rows
 
     @property
     def sets_aside(self) -> bool:
@@ -272,7 +272,7 @@ class RowsInRead(StepInRead):
             count = result.num_rows
             records = given.records.slice(at, count) if given.aligned else given.records
             made = fit(result, schema, f"{self.what} made")
-            if errors and self.on_bad != NULL:
+            if errors:
                 of_slice = Traced(rows.slice(at, count), records, given.aligned)
                 self._set_aside(of_slice.rows, of_slice, errors, set_aside)
                 made = made.take(good_rows(count, errors))
@@ -310,12 +310,42 @@ class RowsInRead(StepInRead):
         )
 
 
-#: The column of packets in a frame whose packets have no state changes.
-PACKETS = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
-
-
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """Applies a transform as the function of ``mapInArrow`` or `map_in_read`.
+
+    Attributes:
+        transform: the transform.
+        columns: schema of the rows that it takes.
+    """
+
+    transform: RowTransform
+    columns: StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the result for the batches of one task.
+
+        Raises:
+            InvalidRecordError: if the transform cannot process a row. It shows the row.
+        """
+        given, made = arrow_schema(self.columns), arrow_schema(self.transform.rows)
+        columns = ReadColumns(tuple(ReadColumn(name, name) for name in given.names))
+        for each in joined((fit(each, given, "Spark passed") for each in batches), columns):
+            batch = each.rows
+            result, errors = self.transform(batch)
+            if errors:
+                row = min(errors)
+                shown = str(batch.slice(row, 1).to_pylist()[0])
+                raise InvalidRecordError(
+                    f"the SQL fails on a row: {errors[row]}. The row is {shown[:_SHOWN]}",
+                    fix="correct the rows before it, or let the SQL return null: try_cast(… AS …), nullif().",
+                )
+            if result.num_rows:
+                yield fit(result, made, "the SQL returned")
 
 
 def joined(batches: Iterable[pa.RecordBatch], columns: ReadColumns) -> Iterator[Traced]:

@@ -31,6 +31,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.arrow import arrow_schema, fit, past_packets, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.rows import RowsInRead
@@ -134,6 +135,12 @@ class ReadColumns:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
+def with_column_of_packets(rows: StructType) -> StructType:
+    """Returns the schema of rows together with the column of packets, of which none has state changes."""
+    packets = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
+    return StructType([*rows.fields, packets])
+
+
 def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
     """Returns the bytes as text. Like Spark's cast, this does not check that they are UTF-8."""
     return column.view(pa.string()) if as_text else column
@@ -154,6 +161,17 @@ class StepInRead(ABC):
 
     is_operator: ClassVar[bool] = False
     columns: ReadColumns
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """What the step does, for people."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What the steps before this one and this one do, the first step first."""
+        before = self.columns.before
+        return (self.what,) if before is None else (*before.steps, self.what)
 
     @property
     def of_source(self) -> tuple[str, ...]:
@@ -225,6 +243,10 @@ def step_in_read(options: ReadOptions) -> StepInRead | None:
     return found
 
 
+#: Who passes the options of the sink for which the tasks that read stage rows: the argument ``write``.
+BY_MAP_IN_READ = "write= of map_in_read"
+
+
 @dataclass(frozen=True)
 class MapInRead(StepInRead):
     """Applies a function to batches of the source.
@@ -235,11 +257,17 @@ class MapInRead(StepInRead):
         rows: schema of the rows that it returns.
         function: the pickled function; None leaves the rows unchanged.
         frame: id of the frame that `map_in_read` returned; only staged rows need it.
+        by: who passed the options of the sink for which the rows are staged, for errors.
     """
 
     rows: StructType
     function: bytes | None = field(repr=False)  # may contain passwords, as of a schema registry
     frame: str = ""
+    by: str = BY_MAP_IN_READ
+
+    @property
+    def what(self) -> str:
+        return "packs the rows" if self.function is None else "runs the function of map_in_read"
 
     @cached_property
     def schema(self) -> StructType:

@@ -28,7 +28,7 @@ def schema_of(options: ReadOptions) -> StructType:
         from kafka_eos_source.in_read.staged import staged_frame_schema
 
         assert isinstance(step, MapInRead)
-        return staged_frame_schema(step.rows, options.sink)
+        return staged_frame_schema(step.rows, options.sink, step.by)
     assert step is not None
     return step.schema
 

@@ -45,6 +45,11 @@ _BATCH_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_BATCH_ROWS = 256
 
 
+def time_zone(session: SparkSession) -> str:
+    """Returns the time zone in which a session shows and parses timestamps."""
+    return str(session.conf.get("spark.sql.session.timeZone"))
+
+
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
     """Returns settings with which Spark starts its JVM and its Python workers faster.
 

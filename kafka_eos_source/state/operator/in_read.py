@@ -58,6 +58,10 @@ class OperatorInRead(StepInRead):
     timezone: str
 
     @property
+    def what(self) -> str:
+        return "runs a stateful operator"
+
+    @property
     def schema(self) -> StructType:
         """Columns of the result."""
         return self.result
