@@ -36,7 +36,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.sinks.specs import OBJECT
-from kafka_eos_source.spark.session import time_zone
+from kafka_eos_source.spark.session import SessionRules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -139,10 +139,11 @@ def _staged(
         parse_sink_in_read(sink)
     except InvalidOptionError as error:  # what is wrong with them, the checks of the query say
         return Obstacle(f"the options of the sink: {error.message}")
-    columns, rows = origin.columns, StructType([each for each in schema if each.name != CHANGELOG])
+    columns = origin.columns
+    rows = StructType([each for each in schema if each.name != CHANGELOG])
     if shape is not None:
         shape = replace(shape, kept=tuple(name for name in shape.kept if name != CHANGELOG))
-        made = records.in_read(rows, shape, time_zone(frame.sparkSession))
+        made = records.in_read(rows, shape, SessionRules.of(frame.sparkSession))
         if isinstance(made, Obstacle):
             return made
         before = RowsInRead.of(made, columns, "makes records")

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.decode import SOURCE_COLUMNS
 from kafka_eos_source.in_read.lineage import Obstacle
-from kafka_eos_source.in_read.records import KEY_FORMATS, MadeRecords, RecordShape, is_text
+from kafka_eos_source.in_read.records import MadeRecords, RecordShape, is_text
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema, to_registry
 from kafka_eos_source.spark.schema import (
@@ -47,9 +47,17 @@ if TYPE_CHECKING:
 
     from kafka_eos_source.registry.columns import Registry
     from kafka_eos_source.registry.records import Encoding
+    from kafka_eos_source.spark.session import SessionRules
 
 #: Columns that travel with the rows beside the data: state changes, and what dead letters need.
 _CARRIED = (CHANGELOG, INVALID, ORIGIN)
+
+
+#: Timestamps within keys. Spark's own formats leave out microseconds, or the offset from UTC, without which
+#: an hour has two meanings when daylight saving time ends. So different keys would become the same text.
+#: `documents.encode` knows the same formats.
+_TIME_OF_KEY = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+_KEY_FORMATS = {"timestampFormat": f"{_TIME_OF_KEY}XXX", "timestampNTZFormat": _TIME_OF_KEY}
 
 
 def column(name: str) -> Column:
@@ -115,22 +123,25 @@ class Records:
                     fix=f"leave out {name}=, and return the columns key and value.",
                 )
 
-    def in_read(self, schema: StructType, shape: RecordShape, time_zone: str) -> MadeRecords | Obstacle:
+    def in_read(
+        self, schema: StructType, shape: RecordShape, session: SessionRules
+    ) -> MadeRecords | Obstacle:
         """Returns what makes the same records in the tasks that read, or why they cannot.
 
         Args:
             schema: schema of the frame.
             shape: what `shape` returned for it.
-            time_zone: time zone of the session.
+            session: the settings of the session on which the text of values depends.
         """
         for name, given in (("key", self.key), ("value", self.value)):
             if isinstance(given, Column):
-                return Obstacle(
-                    f"{name}=, which is an expression", "compute it in app.sql(…), and name the column"
-                )
-        made = MadeRecords.of(schema, shape, time_zone, self._encoding())
-        why_not = made.check()
-        return made if why_not is None else Obstacle(f"a column that only Spark makes text of ({why_not})")
+                fix = "compute it in app.sql(…), and name the column"
+                return Obstacle(f"{name}=, which is an expression", fix)
+        encoding = self._encoding()
+        try:
+            return MadeRecords.of(schema, shape, session, encoding)
+        except InvalidSchemaError as error:
+            return Obstacle(f"making the records, because {error.message}", error.fix or "")
 
     def shape(self, schema: StructType, *, for_sinks: bool, has_timestamp: bool) -> RecordShape | None:
         """Returns which columns become which parts of the records; None if the frame stays as it is.
@@ -245,7 +256,7 @@ class Records:
         if self.key is None or isinstance(self.key, Column):
             return self.key
         if not isinstance(self.key, str):
-            return sf.to_json(sf.struct(*(column(name) for name in self.key)), KEY_FORMATS)
+            return sf.to_json(sf.struct(*(column(name) for name in self.key)), _KEY_FORMATS)
         return as_text(column(self.key), schema[self.key].dataType)
 
     def _value(self, schema: StructType, shape: RecordShape) -> Column:
@@ -308,9 +319,9 @@ def as_text(value: Column, type_: DataType) -> Column:
     if is_text(type_):
         return value
     if isinstance(type_, StructType | ArrayType | MapType | VariantType):
-        return sf.to_json(value, KEY_FORMATS)
+        return sf.to_json(value, _KEY_FORMATS)
     if isinstance(type_, TimestampType):
-        return sf.date_format(value, KEY_FORMATS["timestampFormat"])
+        return sf.date_format(value, _KEY_FORMATS["timestampFormat"])
     return value.cast("string")
 
 

@@ -115,7 +115,7 @@ def trace(frame: DataFrame, names: Sequence[str]) -> Lineage | Obstacle:
     plan: Any = getattr(frame, "_plan", None)
     if plan is None:
         return Obstacle("an unknown plan")
-    node = _of_connect(plan.to_proto(frame.sparkSession.client).root)
+    node = _of_connect(plan.plan(frame.sparkSession.client))
     if not isinstance(node, Obstacle) and list(node.names) != frame.columns:
         return Obstacle("a step that the client of Spark Connect cannot read")
     return _resolved(node, names)
@@ -385,7 +385,7 @@ def source_options(frame: DataFrame) -> list[dict[str, str]]:
     jdf = getattr(frame, "_jdf", None)
     if jdf is None:
         plan: Any = getattr(frame, "_plan", None)
-        return [] if plan is None else list(_connect_sources(plan.to_proto(frame.sparkSession.client).root))
+        return [] if plan is None else list(_connect_sources(plan.plan(frame.sparkSession.client)))
     leaves = elements(jdf.queryExecution().analyzed().collectLeaves())
     return [
         {str(name).lower(): str(value) for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}

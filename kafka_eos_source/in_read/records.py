@@ -9,19 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from kafka_eos_source.documents.encode import JsonEncoding, key_text
-from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
 from kafka_eos_source.registry.records import Encoding
-from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import KEY, VALUE
-
-#: Timestamps within keys. Spark's own formats leave out microseconds, or the offset from UTC, without which
-#: an hour has two meanings when daylight saving time ends. So different keys would become the same text.
-TIME_OF_KEY = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-KEY_FORMATS = {"timestampFormat": f"{TIME_OF_KEY}XXX", "timestampNTZFormat": TIME_OF_KEY}
-
-#: So many rows become records in one call.
-_MOST_ROWS = 40_000
+from kafka_eos_source.spark.session import SessionRules
 
 
 @dataclass(frozen=True)
@@ -42,14 +33,14 @@ class RecordShape:
     removed: str | None
     kept: tuple[str, ...]
 
-    def rows(self, frame: StructType, encoding: Encoding | None) -> StructType:
+    def rows(self, frame: StructType) -> StructType:
         """Returns the schema of the records that are made of rows of a frame."""
         made = []
         if self.key is not None:
             is_same = isinstance(self.key, str) and is_text(frame[self.key].dataType)
-            made.append(StructField(KEY, frame[self.key].dataType if is_same else StringType()))
-        same = frame[self.value].dataType if self.value is not None else None
-        made.append(StructField(VALUE, same or (StringType() if encoding is None else BinaryType())))
+            made.append(StructField(KEY, frame[self.key].dataType if is_same else BinaryType()))
+        same = frame[self.value].dataType if self.value is not None else BinaryType()
+        made.append(StructField(VALUE, same))
         return StructType([*made, *(frame[name] for name in self.kept)])
 
 
@@ -64,73 +55,71 @@ class MadeRecords:
 
     Attributes:
         rows: schema of the records, see `RecordShape.rows`.
-        frame: schema of the rows that they are made of.
         shape: which column becomes what.
-        time_zone: time zone of the session.
-        encoding: encodes the values with a schema registry; None = as JSON.
+        key: writes the key; None if there is no key, or it is a column as it is.
+        value: writes the value; None if it is a column as it is.
     """
 
     rows: StructType
-    frame: StructType
     shape: RecordShape
-    time_zone: str
-    encoding: Encoding | None
+    key: KeyEncoding | None
+    value: JsonEncoding | Encoding | None
 
     @classmethod
     def of(
-        cls, frame: StructType, shape: RecordShape, time_zone: str, encoding: Encoding | None
+        cls, frame: StructType, shape: RecordShape, session: SessionRules, encoding: Encoding | None
     ) -> MadeRecords:
-        """Returns what makes records of the rows of a frame."""
-        return cls(shape.rows(frame, encoding), frame, shape, time_zone, encoding)
+        """Returns what makes records of the rows of a frame.
 
-    def check(self) -> str | None:
-        """Returns why the read cannot make such records, although Spark can; None if it can."""
-        empty = pa.RecordBatch.from_pylist([], schema=arrow_schema(self.frame))
-        try:
-            for _ in self._made(empty):
-                pass
-        except KafkaEosError as error:
-            return error.message
-        return None
+        Args:
+            frame: schema of the rows.
+            shape: which column becomes what.
+            session: the settings of the session on which the text of values depends.
+            encoding: encodes the values with a schema registry; None = as JSON objects.
+
+        Raises:
+            InvalidSchemaError: if only Spark can make text of a column.
+        """
+        key: KeyEncoding | None = None
+        if isinstance(shape.key, tuple):
+            key = KeyEncoding(_struct(frame, shape.key), session.time_zone, session.is_ansi)
+        elif shape.key is not None and not is_text(frame[shape.key].dataType):
+            key = KeyEncoding(frame[shape.key].dataType, session.time_zone, session.is_ansi)
+        value: JsonEncoding | Encoding | None = None
+        if shape.value is None:
+            value = encoding or JsonEncoding(_struct(frame, shape.fields), session.time_zone)
+        return cls(shape.rows(frame), shape, key, value)
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
         """Yields the records of consecutive slices of a batch, and why rows cannot be encoded, by row."""
-        for at in range(0, batch.num_rows, _MOST_ROWS):
-            yield from self._made(batch.slice(at, _MOST_ROWS))
-
-    def _made(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
-        at = 0
+        shape, at = self.shape, 0
         for value, errors in self._values(batch):
-            part = batch.slice(at, len(value))
+            rows = batch.slice(at, len(value))
             at += len(value)
-            removed = (
-                None if self.shape.removed is None else pc.fill_null(part.column(self.shape.removed), False)
-            )
-            if removed is not None:
+            if shape.removed is not None:
+                removed = pc.fill_null(rows.column(shape.removed), False)
                 value = pc.if_else(removed, pa.scalar(None, value.type), value)
                 errors = {row: text for row, text in errors.items() if not removed[row].as_py()}
-            columns = {VALUE: value, **{name: part.column(name) for name in self.shape.kept}}
-            if self.shape.key is not None:
-                columns[KEY] = self._key(part, self.shape.key)
-            yield pa.record_batch({name: columns[name] for name in self.rows.names}), errors
+            made = {VALUE: value, **{name: rows.column(name) for name in shape.kept}}
+            if shape.key is not None:
+                made[KEY] = self._key(rows, shape.key)
+            yield pa.record_batch({name: made[name] for name in self.rows.names}), errors
 
     def _values(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.Array, Mapping[int, str]]]:
-        shape = self.shape
-        if shape.value is not None:
-            yield batch.column(shape.value), {}
-        elif self.encoding is None:
-            yield self._json(batch, shape.fields, {}), {}
+        if self.value is None:
+            yield batch.column(self.shape.value), {}
+        elif isinstance(self.value, JsonEncoding):
+            for made in self.value.slices(batch.select(list(self.shape.fields))):
+                yield made, {}
         else:
-            columns = [batch.column(name) for name in shape.fields]
-            for found in self.encoding.slices(pa.StructArray.from_arrays(columns, list(shape.fields))):
+            columns = [batch.column(name) for name in self.shape.fields]
+            for found in self.value.slices(pa.StructArray.from_arrays(columns, list(self.shape.fields))):
                 yield found.values, found.errors
 
-    def _key(self, batch: pa.RecordBatch, key: str | Sequence[str]) -> pa.Array:
-        if not isinstance(key, str):
-            return self._json(batch, key, KEY_FORMATS)
-        column, type_ = batch.column(key), self.frame[key].dataType
-        return column if is_text(type_) else key_text(column, type_, self.time_zone)
+    def _key(self, rows: pa.RecordBatch, key: str | tuple[str, ...]) -> pa.Array:
+        column = rows.column(key) if isinstance(key, str) else rows.select(list(key))
+        return column if self.key is None else pa.concat_arrays(self.key.slices(column))
 
-    def _json(self, batch: pa.RecordBatch, names: Sequence[str], formats: Mapping[str, str]) -> pa.Array:
-        encoding = JsonEncoding(StructType([self.frame[name] for name in names]), self.time_zone, formats)
-        return encoding.encode(batch.select(list(names)))
+
+def _struct(frame: StructType, names: Sequence[str]) -> StructType:
+    return StructType([frame[name] for name in names])

@@ -26,7 +26,6 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import (
     DEAD_LETTER,
     FAIL,
-    FIX,
     OnBad,
     Records,
     bad_record,
@@ -34,7 +33,7 @@ from kafka_eos_source.in_read.bad_records import (
     columns_to_read,
     place_of,
 )
-from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, StepInRead, with_column_of_packets
+from kafka_eos_source.in_read.step import ReadColumns, StepInRead, with_column_of_packets
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import BadRecordsOfTask
@@ -138,7 +137,7 @@ class RowsInRead(StepInRead):
         """Returns the step that applies a transform to columns of the source, or of another step.
 
         Args:
-            transform, columns, what, copies: as the attributes.
+            transform, columns, does, copies: as the attributes.
             on_bad, has_headers: as the attributes, for the first step after the source. Later steps take over
                 what is set there.
 
@@ -303,10 +302,8 @@ class RowsInRead(StepInRead):
         raise InvalidRecordError(
             f"{self.what}: a row that was made of a record between {first} and {last} cannot be processed: "
             f"{errors[row]}. The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}.",
-            fix=FIX
-            if set_aside is None
-            else "correct the text, or combine it with the SQL before it, so "
-            "that the record of each bad row is known.",
+            fix="correct the text, or combine it with the SQL before it, so that it is known which record "
+            "made the row.",
         )
 
 
@@ -333,9 +330,8 @@ class MappedRows:
             InvalidRecordError: if the transform cannot process a row. It shows the row.
         """
         given, made = arrow_schema(self.columns), arrow_schema(self.transform.rows)
-        columns = ReadColumns(tuple(ReadColumn(name, name) for name in given.names))
-        for each in joined((fit(each, given, "Spark passed") for each in batches), columns):
-            batch = each.rows
+        for group in gathered(fit(each, given, "Spark passed") for each in batches):
+            batch = concatenated(group)
             result, errors = self.transform(batch)
             if errors:
                 row = min(errors)
@@ -349,30 +345,36 @@ class MappedRows:
 
 
 def joined(batches: Iterable[pa.RecordBatch], columns: ReadColumns) -> Iterator[Traced]:
-    """Yields columns of the source's batches in fewer batches, of about `MOST_ROWS` or `ENOUGH_BYTES`."""
+    """Yields columns of the source's batches in fewer batches, as `gathered` puts them together."""
+    for group in gathered(batches):
+        rows = concatenated([columns.select(each) for each in group])
+        yield Traced(rows, Records.of(group), aligned=True)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields consecutive batches that together have about `MOST_ROWS` rows or `ENOUGH_BYTES`."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if waiting and rows + batch.num_rows > MOST_ROWS:
-            yield _one(waiting, columns)
+            yield waiting
             waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
         if size >= ENOUGH_BYTES:
-            yield _one(waiting, columns)
+            yield waiting
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _one(waiting, columns)
+        yield waiting
 
 
-def _one(batches: list[pa.RecordBatch], columns: ReadColumns) -> Traced:
-    found = list(map(columns.select, batches))
-    if len(found) > 1:
-        (rows,) = pa.Table.from_batches(found).combine_chunks().to_batches()
-    else:
-        (rows,) = found
-    return Traced(rows, Records.of(batches), aligned=True)
+def concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Returns the rows of batches with one schema in one batch."""
+    if len(batches) == 1:
+        return batches[0]
+    (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return rows
 
 
 def good_rows(rows: int, errors: Mapping[int, str]) -> pa.Array:

@@ -136,7 +136,7 @@ def _plan(frame: DataFrame) -> Step:
     found: Any = frame
     if hasattr(found, "_jdf"):
         return _of_jvm(found._jdf.queryExecution().analyzed())
-    return _OfConnect(found._session.client).step(found._plan.to_proto(found._session.client).root)
+    return _OfConnect(found._session.client).step(found._plan.plan(found._session.client))
 
 
 # ------------------------------------------------------------------ the plan of a classic session

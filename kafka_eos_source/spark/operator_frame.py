@@ -465,8 +465,8 @@ def _refusing(step: str, rule: Refused) -> Callable[..., Any]:
             raise _lost(step, rule.why, rule.fix)
         why = rule.why.replace("state changes", "bad records")
         raise InvalidSchemaError(
-            f"{step} after a read with on_bad='dead-letter' {why}. The sink keeps bad records as dead letters, "
-            "and needs all of them.",
+            f"{step} after a read with on_bad='dead-letter' {why}. The sink keeps bad records as dead "
+            "letters, and needs all of them.",
             fix="read with on_bad='fail' or 'null'; or do this in a query that reads the output topic.",
         )
 
