@@ -23,8 +23,9 @@ from kafka_eos_source.app.sql import sql_frame
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
+from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
 from kafka_eos_source.in_read.decode import decoded_values
-from kafka_eos_source.in_read.lineage import is_of_source, source_options
+from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
@@ -35,7 +36,7 @@ from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink
 from kafka_eos_source.spark.changelog_check import check_changelog
-from kafka_eos_source.spark.operator_frame import stores_of
+from kafka_eos_source.spark.operator_frame import senders_of
 from kafka_eos_source.spark.schema import HEADERS, TOPIC
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings, time_zone
 from kafka_eos_source.state.operator import transform as operators
@@ -228,6 +229,7 @@ class App:
         schema: StructType | str | None = None,
         registry: Registry | RegistrySchema | None = None,
         keep: Sequence[str] | str = (),
+        on_bad: OnBad = "fail",
         starting: str | None = None,
         keyed: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -241,11 +243,16 @@ class App:
 
         Args:
             topics: name of a topic, or several names.
-            schema: fields of the JSON objects, as DDL (``"id BIGINT, ts TIMESTAMP"``) or as `StructType`. A
-                value that does not fit fails the batch and is named; it is never skipped.
+            schema: fields of the JSON objects, as DDL (``"id BIGINT, ts TIMESTAMP"``) or as `StructType`.
             registry: URL or options of the registry, which has the schema under the subject
                 ``<topic>-value``; or what `registry_schema` returned.
             keep: columns of the record to keep beside the fields, such as ``("key", "timestamp")``.
+            on_bad: what becomes of a record whose value cannot be decoded with ``schema`` or ``registry``, or
+                for which a following `sql` fails. ``"fail"`` stops the query with an error that names the
+                record. ``"null"`` makes nulls of what does not fit; a failing `sql` still stops the query.
+                ``"dead-letter"`` passes the record around all further steps to the sink, whose option
+                ``onInvalidRecord`` decides (``docs/bad-records.md``); the frame then refuses steps that would
+                lose it, such as a join with another stream.
             starting: where a query without a checkpoint starts: ``"earliest"``, ``"latest"``, ``"group"``, or
                 JSON as in the option ``startingOffsets``. By default what that option says, else
                 ``"earliest"``.
@@ -287,20 +294,35 @@ class App:
                     fix="read each topic by itself; or pass what registry_schema() returned as registry=.",
                 )
             selected = registry_schema(registry, topic=names[0])
+        check_on_bad(on_bad)
+        if on_bad != FAIL and fields is None and selected is None:
+            raise InvalidOptionError(
+                f"on_bad={on_bad!r} is set, but neither schema= nor registry=, so nothing is decoded.",
+                fix="leave out on_bad=.",
+            )
+        if HEADERS in kept:
+            source = Options(_replaced(source, {"includeHeaders": "true"}))
+        has_headers = parse_read(source, streaming=True).include_headers
         step = None
         if fields is not None:
-            decoder = JsonDecoding(fields, time_zone(self.spark))
-            step = decoded_values(decoder, decoder.rows, kept, "decodes JSON")
+            decoder = JsonDecoding(fields, time_zone(self.spark), partial=on_bad == NULL)
+            step = decoded_values(
+                decoder, decoder.rows, kept, "decodes JSON", on_bad=on_bad, has_headers=has_headers
+            )
         elif selected is not None:
-            step = decoded_values(selected.decoding(), selected.spark_type, kept, "decodes with a registry")
+            step = decoded_values(
+                selected.decoding(),
+                selected.spark_type,
+                kept,
+                "decodes with a registry",
+                on_bad=on_bad,
+                has_headers=has_headers,
+            )
         elif kept:
             raise InvalidOptionError(
                 "keep= is set, but neither schema= nor registry=, so all columns of the record stay anyway.",
                 fix="leave out keep=, and choose columns with .select(…).",
             )
-        if HEADERS in kept:
-            source = Options(_replaced(source, {"includeHeaders": "true"}))
-        parse_read(source, streaming=True)
         if step is not None:
             source[STEP_IN_READ] = step.to_option()
         try:
@@ -310,7 +332,7 @@ class App:
             if error is None:
                 raise
             raise error from None
-        return frame
+        return frame if step is None else frame_of(step, frame)
 
     # -- SQL ---------------------------------------------------------------------------------
 
@@ -633,7 +655,10 @@ class App:
 
         Of a frame from SQL or `map_in_read`, these are all operators of this App.
         """
-        used = stores_of(rows)
+        senders = senders_of(rows)
+        used = senders.stores
+        if senders.reads and not used:
+            return {}
         if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns:
             schema = rows.schema
             if schema_of_packed_rows(schema) is None and staged_frame(schema) is None:

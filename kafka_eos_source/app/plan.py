@@ -20,9 +20,15 @@ from kafka_eos_source.app.records import Records, columns_of_user
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape
-from kafka_eos_source.in_read.rows import PACKETS, RowsInRead
+from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.staged import BY_APP, staged_frame
-from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, schema_of_packed_rows
+from kafka_eos_source.in_read.step import (
+    MapInRead,
+    ReadColumn,
+    ReadColumns,
+    schema_of_packed_rows,
+    with_column_of_packets,
+)
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
@@ -146,7 +152,7 @@ def _staged(
             made.rows,
         )
     if columns.sets_aside:
-        rows = StructType([*rows.fields, PACKETS])
+        rows = with_column_of_packets(rows)
     step = MapInRead(columns, rows, None, uuid.uuid4().hex, BY_APP)
     own = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()}
     return origin.read(step, frame.sparkSession, own)

@@ -1,1 +1,1 @@
-"""JSON documents and Arrow columns: decodes documents by a declared schema, and writes rows as Spark does."""
+"""Documents in the values of records: columns of bytes become columns of declared types, and back."""

@@ -11,6 +11,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.spark.schema import VALUE, read_schema
@@ -42,7 +43,8 @@ class DecodedValues:
         rows: schema of the result.
         decoder: decodes the values.
         kept: number of columns of the source at the beginning of the result.
-        makes_nulls: whether a value that cannot be decoded is no error: its row is what the decoder made.
+        makes_nulls: whether a value that cannot be decoded is no error: its row is what the decoder made
+            (``on_bad="null"``).
     """
 
     rows: StructType
@@ -64,7 +66,13 @@ class DecodedValues:
 
 
 def decoded_values(
-    decoder: ColumnDecoder, type_: DataType, keep: Sequence[str], what: str, *, makes_nulls: bool = False
+    decoder: ColumnDecoder,
+    type_: DataType,
+    keep: Sequence[str],
+    what: str,
+    *,
+    on_bad: OnBad = FAIL,
+    has_headers: bool = False,
 ) -> RowsInRead:
     """Returns the step that decodes the values of records.
 
@@ -73,7 +81,8 @@ def decoded_values(
         type_: type of the decoded values.
         keep: columns of the source to keep in front of their fields.
         what: what is decoded, for people.
-        makes_nulls: see `DecodedValues`.
+        on_bad: what becomes of records whose value cannot be decoded.
+        has_headers: whether the source has the column ``headers``.
 
     Raises:
         InvalidSchemaError: if ``keep`` names no column of the source, or one that the values have too.
@@ -84,8 +93,9 @@ def decoded_values(
     nullable = [StructField(each.name, each.dataType) for each in fields]
     rows = StructType([*(source[name] for name in keep), *nullable])
     columns = ReadColumns(tuple(ReadColumn(name, name) for name in dict.fromkeys((*keep, VALUE))))
-    transform = DecodedValues(rows, decoder, len(keep), makes_nulls)
-    return RowsInRead.of(transform, columns, what, {name: name for name in keep})
+    transform = DecodedValues(rows, decoder, len(keep), on_bad == NULL)
+    copies = {name: name for name in keep}
+    return RowsInRead.of(transform, columns, what, copies, on_bad=on_bad, has_headers=has_headers)
 
 
 def check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
-from kafka_eos_source.in_read.rows import PACKETS, MappedRows
+from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
@@ -23,6 +23,7 @@ from kafka_eos_source.in_read.step import (
     pack,
     packed_frame_schema,
     schema_of_packed_rows,
+    with_column_of_packets,
 )
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
@@ -121,7 +122,7 @@ def map_in_read(
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_bytes(function, f"the function of map_in_read, {function!r},", fix=fix)
     if origin.columns.sets_aside:
-        rows = StructType([*rows.fields, PACKETS])
+        rows = with_column_of_packets(rows)
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read(step, frame.sparkSession, sink)
 

@@ -24,7 +24,7 @@ from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import STEP_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.changelog_check import connect_relations, elements, name_of_step, node_kind
-from kafka_eos_source.spark.operator_frame import operator_frame
+from kafka_eos_source.spark.operator_frame import Senders, operator_frame
 from kafka_eos_source.spark.pickled import from_option
 from kafka_eos_source.spark.schema import read_schema
 
@@ -63,7 +63,14 @@ class Lineage:
         if self.name is not None:
             reader = reader.name(self.name)
         frame: DataFrame = reader.option(STEP_IN_READ, step.to_option()).options(**(more or {})).load()
-        return operator_frame(frame) if isinstance(step, RowsInRead) and step.sets_aside else frame
+        return frame_of(step, frame)
+
+
+def frame_of(step: StepInRead, frame: DataFrame) -> DataFrame:
+    """Returns the frame that reads with a step, whose methods keep the bad records that it sets aside."""
+    if not (isinstance(step, RowsInRead) and step.sets_aside):
+        return frame
+    return operator_frame(frame, senders=Senders(reads=(step.frame,)))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
-from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
 from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.arrow import arrow_schema

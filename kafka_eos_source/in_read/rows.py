@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import (
@@ -33,14 +33,13 @@ from kafka_eos_source.in_read.bad_records import (
     columns_to_read,
     place_of,
 )
-from kafka_eos_source.in_read.step import ReadColumns, StepInRead
+from kafka_eos_source.in_read.step import ReadColumns, StepInRead, with_column_of_packets
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.protocol.packing import CHANGELOG, BadRecordsOfTask
+from kafka_eos_source.protocol.packing import BadRecordsOfTask
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
-from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 from kafka_eos_source.spark.worker import running_task
 
 #: An engine pays for each call. So small batches of the source become one of about this size.
@@ -158,9 +157,7 @@ class RowsInRead(StepInRead):
     @property
     def schema(self) -> StructType:
         """Columns of the frame that Spark gets: those of the rows, and that of packets if it sets aside."""
-        if not self.sets_aside:
-            return self.rows
-        return StructType([*self.rows.fields, PACKETS])
+        return with_column_of_packets(self.rows) if self.sets_aside else self.rows
 
     @property
     def sets_aside(self) -> bool:
@@ -310,6 +307,10 @@ class RowsInRead(StepInRead):
         )
 
 
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
 @dataclass(frozen=True)
 class MappedRows:
     """Applies a transform as the function of ``mapInArrow`` or `map_in_read`.
@@ -341,14 +342,6 @@ class MappedRows:
                 )
             if result.num_rows:
                 yield fit(result, made, "the SQL returned")
-
-
-#: The column of packets in a frame whose packets have no state changes.
-PACKETS = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def joined(batches: Iterable[pa.RecordBatch], columns: ReadColumns) -> Iterator[Traced]:

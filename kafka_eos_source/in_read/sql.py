@@ -18,16 +18,19 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
-from kafka_eos_source.in_read.sql_check import Functions, Node, SqlText, check
-from kafka_eos_source.spark.arrow import arrow_schema
+from kafka_eos_source.in_read.sql_check import Functions, SqlText, check
+from kafka_eos_source.in_read.sql_order import KEY, KeyedOrder
+from kafka_eos_source.spark.arrow import arrow_schema, fit
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,6 +90,7 @@ class SqlTransform:
             InvalidSqlError: if the engine fails for another reason than a row.
         """
         engine = _engine(self)
+        batch = fit(batch, arrow_schema(self.input), "the step before the SQL text returned")
         good, numbers, errors = _valid_text(batch)
         with engine.lock:
             parts = list(engine.parts(good, numbers, errors))
@@ -179,14 +183,18 @@ def _compiled(engine: _Engine, draft: SqlTransform, static: Mapping[str, pa.Tabl
             for each, kind in zip(names, types, strict=True)
         ]
     )
-    runnable = engine.text_of(tree)
-    if not engine.operators(runnable) <= _IN_ORDER:
-        raise text.error("joins and UNION ALL are not possible yet", "remove them.")
-    found = SqlTransform(
-        draft.text, draft.name, draft.input, rows, runnable, 0, draft.tables, draft.time_zone,
-        draft.memory_bytes,
-    )  # fmt: skip
-    engine.prepare(found, text)
+    query, keys = engine.text_of(tree), 0
+    if not engine.operators(query) <= _IN_ORDER:
+        lower = frozenset(each.lower() for each in known)
+        order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
+        keys = order.add(tree)
+        query = engine.text_of(tree)
+    found = replace(draft, rows=rows, query=query, keys=keys)
+    final = _Engine(found)
+    try:
+        final.try_without_rows(text)
+    finally:
+        final.close()
     return found
 
 
@@ -376,17 +384,32 @@ class _TooLargeError(Exception):
 
 
 class _Source:
-    """What the engine reads as the input: the same stream object with another batch each time."""
+    """What the engine reads as the input: the same stream object with another batch each time.
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self.batch = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+    Args:
+        schema: schema of the batches.
+        numbered: whether the engine also sees a column with the number of each row.
+    """
+
+    def __init__(self, schema: pa.Schema, *, numbered: bool) -> None:
+        number = pa.field(f"{KEY}0", pa.int64())
+        self._numbered = numbered
+        self._schema = schema.append(number) if numbered else schema
+        self.empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+        self.set(self.empty)
+
+    def set(self, batch: pa.RecordBatch) -> None:
+        """Sets the batch to read next."""
+        if self._numbered:
+            columns = [*batch.columns, pa.array(np.arange(batch.num_rows, dtype=np.int64))]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        self._batch = batch
 
     def __arrow_c_schema__(self) -> object:
-        return self.schema.__arrow_c_schema__()
+        return self._schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.batch.__arrow_c_stream__()
+        return self._batch.__arrow_c_stream__()
 
 
 class _Engine:
@@ -400,14 +423,14 @@ class _Engine:
         self.step = step
         self.lock = threading.Lock()
         self.connection = self._opened()
-        self.empty = self.source.batch
+        self.empty = self.source.empty
         self._relation: duckdb.DuckDBPyRelation | None = None
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
         step = self.step
-        self.source = _Source(arrow_schema(step.input))
+        self.source = _Source(arrow_schema(step.input), numbered=step.keys > 0)
         config = {**_CONFIG, "memory_limit": f"{step.memory_bytes}B"}
         connection = duckdb.connect(":memory:", config=config)
         try:
@@ -453,7 +476,7 @@ class _Engine:
 
     # -------------------------------------------------------------- before the query starts
 
-    def tree(self, text: SqlText) -> Node:
+    def tree(self, text: SqlText) -> dict[str, Any]:
         """Returns the syntax tree of the only statement of a text.
 
         Raises:
@@ -475,8 +498,22 @@ class _Engine:
             raise text.error(
                 f"it has {len(statements)} statements", "write one SELECT; a WITH may name its parts."
             )
-        node: Node = statements[0]["node"]
+        node: dict[str, Any] = statements[0]["node"]
         return node
+
+    def tree_of(self, query: str) -> dict[str, Any]:
+        """Returns the syntax tree of a query that this package wrote."""
+        return self.tree(SqlText(query))
+
+    def binds(self, tree: Mapping[str, Any]) -> bool:
+        """Returns whether the names in a query have a meaning on their own."""
+        import duckdb
+
+        try:
+            self.connection.sql(self.text_of(tree))
+        except duckdb.Error:
+            return False
+        return True
 
     def _kind(self, text: str) -> str:
         import duckdb
@@ -487,7 +524,7 @@ class _Engine:
             return "this statement"
         return "PIVOT" if found == "MULTI" else found.replace("_", " ")
 
-    def text_of(self, tree: Node) -> str:
+    def text_of(self, tree: Mapping[str, Any]) -> str:
         """Returns a syntax tree as text."""
         whole = json.dumps({"error": False, "statements": [{"node": tree, "named_param_map": []}]})
         [[text]] = self._values("SELECT json_deserialize_sql(?::JSON)", [whole])
@@ -537,7 +574,7 @@ class _Engine:
             pending += each.get("children", ())
         return found
 
-    def prepare(self, step: SqlTransform, text: SqlText) -> None:
+    def try_without_rows(self, text: SqlText) -> None:
         """Tries the text on an empty batch, as a task will run it.
 
         Raises:
@@ -545,8 +582,12 @@ class _Engine:
         """
         import duckdb
 
-        self.step = step
         try:
+            found = self.relation
+            if list(found.columns)[: len(found.columns) - self.step.keys] != self.step.rows.names:
+                raise text.error(
+                    f"the columns of the result would be {', '.join(found.columns)}", "name the columns."
+                )
             result = self.run(self.empty)
         except duckdb.Error as error:
             raise text.error(f"it fails without any row: {_message(error)}", "correct the text.") from error
@@ -559,6 +600,13 @@ class _Engine:
 
     # -------------------------------------------------------------- batches
 
+    @property
+    def relation(self) -> duckdb.DuckDBPyRelation:
+        """The query of the step, prepared."""
+        if self._relation is None:
+            self._relation = self.connection.sql(self.step.query)
+        return self._relation
+
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the result for a batch.
 
@@ -566,22 +614,23 @@ class _Engine:
             duckdb.Error: if the engine fails.
             _TooLargeError: if the result is larger than the limit of memory.
         """
-        if self._relation is None:
-            self._relation = self.connection.sql(self.step.query)
-        self.source.batch = batch
+        relation = self.relation
         found: list[pa.RecordBatch] = []
         size = 0
+        self.source.set(batch)
         try:
-            reader = self._relation.to_arrow_reader(_RESULT_ROWS)
-            for each in reader:
-                size += each.nbytes
-                if size > self.step.memory_bytes:
-                    raise _TooLargeError
-                found.append(each)
+            reader = relation.to_arrow_reader(_RESULT_ROWS)
+            try:
+                for each in reader:
+                    size += each.nbytes
+                    if size > self.step.memory_bytes:
+                        raise _TooLargeError
+                    found.append(each)
+            finally:
+                reader.close()  # else the connection stays in use
         finally:
-            self.source.batch = self.empty
-            reader = None
-        return _joined(found, self.step.schema)
+            self.source.set(self.empty)
+        return _joined(_in_order(found, self.step.keys), self.step.schema)
 
     def parts(
         self, batch: pa.RecordBatch, rows: Sequence[int], errors: dict[int, str]
@@ -691,6 +740,20 @@ def _not_text(column: pa.Array, first: int) -> Iterator[int]:
         half = len(column) // 2
         yield from _not_text(column.slice(0, half), first)
         yield from _not_text(column.slice(half), first + half)
+
+
+def _in_order(batches: Sequence[pa.RecordBatch], keys: int) -> Sequence[pa.RecordBatch]:
+    """Returns the rows in the order of the keys in the last columns, without the keys."""
+    if not keys or not batches:
+        return batches
+    whole = pa.concat_batches(batches)
+    names = whole.schema.names[-keys:]
+    first = whole.column(names[0]).to_numpy(zero_copy_only=False)
+    kept = whole.select(range(whole.num_columns - keys))
+    if np.all(first[1:] > first[:-1]):  # one row of the result for each row, and in order
+        return [kept]
+    order = pc.sort_indices(whole.select(names), sort_keys=[(name, "ascending") for name in names])  # stable
+    return [kept.take(order)]
 
 
 def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

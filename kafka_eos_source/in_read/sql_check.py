@@ -186,9 +186,11 @@ class Checked:
 
     Attributes:
         unnamed: position of the first expression of the result that has no name; None if all have one.
+        of_input: for the id of each query and table in the tree, whether its rows come from the input.
     """
 
-    unnamed: int | None = None
+    unnamed: int | None
+    of_input: Mapping[int, bool]
 
 
 def check(
@@ -220,7 +222,7 @@ def check(
             f"the query does not read its input {name!r}, so its rows would come once for each batch",
             fix=f"write FROM {name} in the outermost query.",
         )
-    return Checked(_unnamed(tree))
+    return Checked(_unnamed(tree), checker.of_input)
 
 
 def _unnamed(tree: Node) -> int | None:
@@ -241,6 +243,7 @@ class _Checker:
     tables: Mapping[str, Collection[str]]
     columns: set[str]
     names: set[str] = field(default_factory=set)
+    of_input: dict[int, bool] = field(default_factory=dict)
 
     def refuse(self, what: str, fix: str, node: object = None) -> NoReturn:
         raise self.text.error(what, fix, position(node))
@@ -281,10 +284,10 @@ class _Checker:
                 )
             ctes[name] = self.query(each["value"]["query_node"], ctes)
         kind = node["type"]
-        if kind == "SELECT_NODE":
-            return self.select(node, ctes)
-        if kind == "SET_OPERATION_NODE":
-            return self.set_operation(node, ctes)
+        if kind in {"SELECT_NODE", "SET_OPERATION_NODE"}:
+            of_input = self.select(node, ctes) if kind == "SELECT_NODE" else self.set_operation(node, ctes)
+            self.of_input[id(node)] = of_input
+            return of_input
         if kind == "RECURSIVE_CTE_NODE":
             self.refuse("WITH RECURSIVE is not possible in the read", "write the levels one by one.", node)
         return self.refuse(f"a query of the kind {kind} is not possible in the read", "write a SELECT.", node)
@@ -356,6 +359,11 @@ class _Checker:
     # ------------------------------------------------------------------ tables
 
     def table(self, node: Node, ctes: Mapping[str, bool]) -> bool:
+        """Checks a table in FROM; returns what `query` returns."""
+        self.of_input[id(node)] = found = self.kind_of_table(node, ctes)
+        return found
+
+    def kind_of_table(self, node: Node, ctes: Mapping[str, bool]) -> bool:
         kind = node["type"]
         if node.get("sample"):
             self.refuse("a sample is random, and a repeated task must give the same rows", "remove it.", node)

@@ -31,6 +31,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.arrow import arrow_schema, fit, past_packets, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.rows import RowsInRead
@@ -132,6 +133,12 @@ class ReadColumns:
         """Returns a batch of the frame for a batch with the columns `given`, or only those that it needs."""
         columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def with_column_of_packets(rows: StructType) -> StructType:
+    """Returns the schema of rows together with the column of packets, of which none has state changes."""
+    packets = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
+    return StructType([*rows.fields, packets])
 
 
 def _as_text(column: pa.Array, as_text: bool) -> pa.Array:

@@ -86,7 +86,11 @@ def test_values_are_encoded_with_a_registry() -> None:
     text = '{"type": "record", "name": "r", "fields": [{"name": "name", "type": ["null", "string"]}]}'
     registry = RegistrySchema({"url": "http://unused"}, Schema("AVRO", text), 7)
     found = made(["id", "name"], key="id", registry=registry)
-    assert [row["value"] for row in found] == [b"\0\0\0\0\x07\x02\x02a", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02c"]
+    assert [row["value"] for row in found] == [
+        b"\0\0\0\0\x07\x02\x02a",
+        b"\0\0\0\0\x07\0",
+        b"\0\0\0\0\x07\x02\x02c",
+    ]
 
 
 def test_what_only_spark_writes_is_named() -> None:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
+from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
-from kafka_eos_source.registry.codec import Converted, slices
 from kafka_eos_source.registry.columns import UNDECODABLE
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.pickled import from_option, to_option

@@ -212,7 +212,9 @@ def given_rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Operator, list[pa.
     """The operators that run, and the rows that each gets. Their output is their input."""
     given_to: list[tuple[Operator, list[pa.RecordBatch]]] = []
 
-    def run(operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(
+        operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch], *_packets: object
+    ) -> Iterator[pa.RecordBatch]:
         taken = list(rows)
         given_to.append((operator, taken))
         for each in taken:

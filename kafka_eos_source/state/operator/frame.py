@@ -27,7 +27,13 @@ from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping, stores_of
+from kafka_eos_source.spark.operator_frame import (
+    Senders,
+    operator_frame,
+    senders_of,
+    spark_frame,
+    spark_grouping,
+)
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.spark.session import disable_adaptive_streaming, time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
@@ -104,8 +110,8 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
     return spark_frame(frame), keys
 
 
-def with_store(frame: DataFrame, store: str) -> tuple[str, ...]:
-    """Returns the stores of the operators before an operator, and its own.
+def with_store(frame: DataFrame, store: str) -> Senders:
+    """Returns what sends packets before an operator, and the operator itself.
 
     Args:
         frame: what `grouping` returned.
@@ -114,14 +120,14 @@ def with_store(frame: DataFrame, store: str) -> tuple[str, ...]:
     Raises:
         InvalidOptionError: if an operator before it has the same store.
     """
-    before = stores_of(frame)
-    if store in before:
+    before = senders_of(frame)
+    if store in before.stores:
         raise InvalidOptionError(
             f"two stateful operators of the query have the store {store!r}; expected a name of its own for "
             "each, because both would write to one changelog.",
             fix="set another name with the argument 'store' on the new one of them.",
         )
-    return (*before, store)
+    return before + Senders((store,))
 
 
 def with_operator(
@@ -135,7 +141,7 @@ def with_operator(
     packed_schema: pa.Schema | None = None,
     combines: bool = False,
     has_event_times: bool = False,
-    stores: Sequence[str] = (),
+    senders: Senders | None = None,
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
@@ -156,7 +162,7 @@ def with_operator(
         combines: whether the tasks of the source combine rows before they meet the state.
         has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
             micro-batch; with `PARTITIONS` shards, with the time at which the shard's task began.
-        stores: what `with_store` returned.
+        senders: what `with_store` returned.
 
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
@@ -166,7 +172,7 @@ def with_operator(
     """
     if shards == PARTITIONS:
         read = with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
-        return operator_frame(read, stores=stores or (store,))
+        return operator_frame(read, senders=senders or Senders((store,)))
     checked = parse_state(options)
     count = shard_count(shards)
     if checked.application_id is not None:
@@ -182,7 +188,7 @@ def with_operator(
         # In a streaming query, this is the time that Spark's offset log holds for the batch.
         frame = frame.withColumn(BATCH_TIME, functions.current_timestamp())
     result = by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
-    return operator_frame(result, count, stores or (store,))
+    return operator_frame(result, count, senders or Senders((store,)))
 
 
 def shard_count(shards: Shards) -> int:

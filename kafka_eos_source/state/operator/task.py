@@ -101,15 +101,15 @@ class Operator:
         self,
         shard: int,
         rows: Iterator[pa.RecordBatch],
-        packets: list[pa.Array],
-        finish: Callable[[], None],
+        packets: list[pa.Array] | None = None,
+        finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
 
         Args:
             shard: number of the shard.
             rows: all rows of the shard in this micro-batch.
-            packets: packets of the read, which ``rows`` appends.
+            packets: packets of the read, which ``rows`` appends; None if it sends none.
             finish: completes the packets if not all of ``rows`` was read.
 
         Raises:
@@ -121,7 +121,9 @@ class Operator:
         def unless_skipped(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return iter(()) if context is None else _RowsInRead(rows)
 
-        return self._run(self._shard_task(running, shard), unless_skipped, packets, finish)
+        return self._run(
+            self._shard_task(running, shard), unless_skipped, packets if packets is not None else [], finish
+        )
 
     def _run(
         self,

@@ -97,7 +97,7 @@ def transform(
             topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "time_mode='EventTime', on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
     zone = time_zone(frame.sparkSession)
@@ -145,7 +145,7 @@ def transform(
         shards=shards,
         options=options,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -199,7 +199,7 @@ def aggregate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "window=tumbling(…, on={on}, grace={grace})")
     frame, read = read_aggregates(frame, aggregates)
     # Drop the other columns, because Spark would convert them to rows and back.
@@ -236,7 +236,7 @@ def aggregate(
         packed_schema=packed_schema,
         combines=bool(combine),
         has_event_times=window is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -272,7 +272,7 @@ def apply(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "on={on}")
     shards = chosen_shards(frame, keys, shards)
     zone = time_zone(frame.sparkSession)
@@ -293,7 +293,7 @@ def apply(
         shards=shards,
         options=options,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -327,7 +327,7 @@ def deduplicate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
     schema = arrow_schema(_data_columns(frame), time_zone(frame.sparkSession))
@@ -346,7 +346,7 @@ def deduplicate(
         packed_schema=packed_schema,
         combines=combine,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.rows import PACKETS
-from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.in_read.step import StepInRead, with_column_of_packets
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.state.aggregates import Aggregate
 from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack, pack_past_packets
@@ -53,7 +52,7 @@ class AggregateInRead(StepInRead):
     def schema(self) -> StructType:
         """Columns that the read returns to Spark."""
         packed = from_arrow_schema(PACKED_SCHEMA)
-        return StructType([*packed.fields, PACKETS]) if self.sets_aside else packed
+        return with_column_of_packets(packed) if self.sets_aside else packed
 
     @cached_property
     def partial_schema(self) -> pa.Schema:
