@@ -37,6 +37,7 @@ from kafka_eos_source.in_read.step import ReadColumns, StepInRead, with_column_o
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import BadRecordsOfTask
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
@@ -254,6 +255,7 @@ class RowsInRead(StepInRead):
                 yield from self._aligned(transform, rows, each, schema, set_aside)
             else:
                 result, errors = transform(rows)
+                failpoints.reach("read.after_transform")
                 if errors:
                     self._set_aside(rows, each, errors, set_aside)
                 yield Traced(fit(result, schema, f"{self.what} made"), each.records, aligned=False)
