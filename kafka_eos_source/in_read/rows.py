@@ -51,13 +51,12 @@ _SHOWN = 200
 
 
 class RowTransform(Protocol):
-    """Makes rows of another schema from a batch of rows. It can be pickled.
+    """Makes rows of another schema from a batch of rows. It can be pickled."""
 
-    Attributes:
-        rows: schema of the result.
-    """
-
-    rows: StructType
+    @property
+    def rows(self) -> StructType:
+        """Schema of the result."""
+        ...
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         """Returns the result, and an error for each row of the batch that is bad.
@@ -68,13 +67,12 @@ class RowTransform(Protocol):
 
 
 class AlignedTransform(Protocol):
-    """Makes one row of another schema from each row of a batch. It can be pickled.
+    """Makes one row of another schema from each row of a batch. It can be pickled."""
 
-    Attributes:
-        rows: schema of the result.
-    """
-
-    rows: StructType
+    @property
+    def rows(self) -> StructType:
+        """Schema of the result."""
+        ...
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
         """Yields the results of consecutive slices of a batch, each as large as memory allows.
