@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -264,3 +267,48 @@ def test_exactly_one_frame_is_a_stream(world: World) -> None:
         world.app.sql("SELECT * FROM {a} JOIN {b} USING (key)", a=world.flights(), b=world.flights())
     with pytest.raises(InvalidOptionError, match="no stream"):
         world.app.sql("SELECT * FROM {a}", a=AIRLINES)
+
+
+#: A client of Spark Connect; the plan that it sends shows that the whole query can run in the read.
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+from kafka_eos_source import App
+
+broker, source, target, folder = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+app = App("connect-" + target, broker, checkpoint=folder + "/checkpoint", spark=spark)
+flights = app.read(source, schema="carrier STRING, dest STRING, dep_delay INT", keep="key")
+late = app.sql("SELECT key, carrier, dest, dep_delay FROM {flights} WHERE dep_delay > 60", flights=flights)
+late = late.select("key", "carrier", late.dest.alias("to")).withColumnRenamed("to", "dest").select("*")
+app.explain(late, target, key="key")
+app.explain(late.where("true"), target, key="key")
+query = app.write(late, target, key="key").trigger(availableNow=True).start()
+assert query.awaitTermination(180)
+counts = app.query("counts").aggregate(flights.groupBy("carrier"), n="count")
+print("COMBINES", "step.in.read" in str(counts._plan.plan(spark.client)))
+spark.stop()
+"""
+
+
+@pytest.mark.long
+def test_a_query_runs_in_the_read_over_spark_connect(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    world.send(20)
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    arguments = [world.broker, world.source, world.target, str(tmp_path)]
+    finished = subprocess.run(
+        [sys.executable, "-c", CONNECT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.count("no row passes through Spark") == 1, finished.stdout
+    assert "where(); fix" in finished.stdout
+    assert "COMBINES True" in finished.stdout
+    assert world.written() == [
+        (key, {name: row[name] for name in ("carrier", "dest")}) for key, row in late(0, 20)
+    ]
