@@ -189,7 +189,9 @@ class Engine:
             table = pa.ipc.open_stream(stream).read_all()
             try:
                 connection.register(f"{RESERVED}_table", table)
-                connection.sql(f"CREATE TABLE {_quoted(name)} AS SELECT * FROM {RESERVED}_table")
+                # a table has no order of its own: the same rows give the same result
+                rows = f"SELECT * FROM {RESERVED}_table ORDER BY ALL"
+                connection.sql(f"CREATE TABLE {_quoted(name)} AS {rows}")
             except duckdb.Error as error:
                 raise InvalidSchemaError(
                     f"DuckDB cannot read the static table {name!r}: {_message(error)}.",
