@@ -277,7 +277,7 @@ _SPARK_TYPES: Mapping[str, spark.DataType] = {
 
 #: Types of the engine that Spark has not, and what to write instead.
 _CASTS: Mapping[str, str] = {
-    "hugeint": "DECIMAL(38, 0)",
+    "hugeint": "BIGINT",
     "uhugeint": "DECIMAL(38, 0)",
     "bignum": "DECIMAL(38, 0)",
     "utinyint": "SMALLINT",
@@ -287,7 +287,7 @@ _CASTS: Mapping[str, str] = {
     "timestamp_s": "TIMESTAMP",
     "timestamp_ms": "TIMESTAMP",
     "timestamp_ns": "TIMESTAMP",
-    "null": "the type that it shall have, such as VARCHAR",
+    "null": "a type, such as VARCHAR",
 }
 
 

@@ -34,7 +34,7 @@ ROWS = (
     .add("id", spark.IntegerType())
     .add("code", spark.StringType())
     .add("items", spark.ArrayType(spark.IntegerType()))
-    .add("at", spark.TimestampType())
+    .add("seen", spark.TimestampType())
     .add("place", spark.StructType().add("x", spark.DoubleType()).add("name", spark.StringType()))
     .add("doc", spark.StringType())
     .add("key", spark.BinaryType())
@@ -51,7 +51,7 @@ def rows_of(ids: list[int], codes: list[str | None] | None = None) -> pa.RecordB
                 "id": number,
                 "code": codes[number % len(codes)],
                 "items": list(range(number % 4)) if number % 5 else None,
-                "at": datetime.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))
+                "seen": datetime.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))
                 + datetime.timedelta(hours=number),
                 "place": {"x": number / 4, "name": "ü"},
                 "doc": f'{{"n": {number}, "list": [1, {number}]}}',
@@ -77,8 +77,8 @@ def result(step: SqlTransform, batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def test_names_and_types_are_known_before_the_first_batch() -> None:
     step = compile_sql(
         """
-        SELECT key, id + 1 AS next, id / 2 AS half, upper(code) AS code, at, at::DATE AS day,
-               date_trunc('hour', at) AS hour, at::TIMESTAMP AS wall, place.x AS x, items,
+        SELECT key, id + 1 AS next, id / 2 AS half, upper(code) AS code, seen, seen::DATE AS day,
+               date_trunc('hour', seen) AS hour, seen::TIMESTAMP AS wall, place.x AS x, items,
                doc ->> '$.n' AS n, (doc -> '$.list') AS list, {'a': id, 'b': [code]} AS both,
                map {'k': id} AS m, 1.50 AS price, id > 1 AS big, id::SMALLINT AS small, id::FLOAT AS f
         FROM batch WHERE id > 0; -- comment
@@ -87,7 +87,7 @@ def test_names_and_types_are_known_before_the_first_batch() -> None:
         time_zone="Europe/Berlin",
     )
     assert step.rows.simpleString() == (
-        "struct<key:binary,next:int,half:double,code:string,at:timestamp,day:date,hour:timestamp,"
+        "struct<key:binary,next:int,half:double,code:string,seen:timestamp,day:date,hour:timestamp,"
         "wall:timestamp_ntz,x:double,items:array<int>,n:string,list:string,both:struct<a:int,b:array<string>>,"
         "m:map<string,int>,price:decimal(3,2),big:boolean,small:smallint,f:float>"
     )
@@ -98,7 +98,7 @@ def test_names_and_types_are_known_before_the_first_batch() -> None:
         "next": 2,
         "half": 0.5,
         "code": "A",
-        "at": datetime.datetime(2024, 1, 1, 1, tzinfo=utc),
+        "seen": datetime.datetime(2024, 1, 1, 1, tzinfo=utc),
         "day": datetime.date(2024, 1, 1),
         "hour": datetime.datetime(2024, 1, 1, 1, tzinfo=utc),
         "wall": datetime.datetime(2024, 1, 1, 2),  # in Berlin
@@ -163,7 +163,8 @@ SAME_FOR_ALL_BATCHES = (
     "SELECT id, label FROM batch JOIN wide ON n BETWEEN id AND id + 2",
     "SELECT id, label, rate FROM batch b JOIN wide ON n = id LEFT JOIN rates r ON r.code = b.code",
     "SELECT id FROM batch UNION ALL SELECT -id FROM batch WHERE id % 2 = 0",
-    "SELECT id, 'a' AS x FROM batch UNION ALL (SELECT id, code FROM batch UNION ALL SELECT id, 'c' FROM batch)",
+    "SELECT id, 'a' AS x FROM batch UNION ALL "
+    "(SELECT id, code FROM batch UNION ALL SELECT id, 'c' FROM batch)",
     "SELECT id, 1 AS x FROM batch UNION ALL BY NAME SELECT 2 AS x, id FROM batch",
     "WITH c AS (SELECT id, unnest(items) AS item FROM batch) SELECT c.*, label FROM c JOIN wide ON n = item",
     "WITH c AS (SELECT id, code FROM batch), d AS (SELECT * FROM c UNION ALL SELECT -id, code FROM c) "
@@ -176,7 +177,8 @@ SAME_FOR_ALL_BATCHES = (
     "SELECT id, EXISTS (SELECT 1 FROM rates r WHERE r.code = batch.code) AS e FROM batch",
     "SELECT id, total FROM batch JOIN (SELECT code AS c, sum(rate)::INT AS total FROM rates GROUP BY ALL) "
     "ON c = code",
-    "WITH top AS (SELECT code, rate, row_number() OVER (ORDER BY rate DESC) AS rank FROM rates ORDER BY 2 LIMIT 3) "
+    "WITH top AS (SELECT code, rate, row_number() OVER (ORDER BY rate DESC) AS rank FROM rates "
+    "ORDER BY 2 LIMIT 3) "
     "SELECT id, rank FROM batch JOIN top USING (code)",
     "SELECT id, word FROM batch JOIN (VALUES ('a', 'one'), ('a', 'two'), ('b', 'x')) v(c, word) ON c = code",
 )
@@ -292,17 +294,17 @@ REFUSED = [
     ("SELECT random() AS r FROM batch", "random", "column"),
     ("SELECT uuid() AS r FROM batch", "uuid", "column"),
     ("SELECT now() AS r FROM batch", "now", "column"),
-    ("SELECT id FROM batch WHERE at < current_timestamp", "current_timestamp", "timestamp of the record"),
-    ("SELECT id FROM batch WHERE at::DATE < current_date", "current_date", "timestamp of the record"),
+    ("SELECT id FROM batch WHERE seen < current_timestamp", "current_timestamp", "timestamp of the record"),
+    ("SELECT id FROM batch WHERE seen::DATE < current_date", "current_date", "timestamp of the record"),
     ("SELECT today() AS r FROM batch", "today", "column"),
-    ("SELECT age(at::TIMESTAMP) AS r FROM batch", "age", "column"),
+    ("SELECT age(seen::TIMESTAMP) AS r FROM batch", "age", "column"),
     ("SELECT nextval('s') AS r FROM batch", "nextval", "column"),
     ("SELECT getvariable('x') AS r FROM batch", "getvariable", "column"),
     ("SELECT current_setting('threads') AS r FROM batch", "current_setting", "column"),
     ("SELECT ago(INTERVAL 1 DAY) AS r FROM batch", "ago", "column"),
     ("SELECT user AS r FROM batch", "user", "column"),
     ("SELECT list_aggr(items, code) AS r FROM batch", "list_aggr", "'sum'"),
-    ("SELECT list_aggr(items, 'reservoir_quantile', 0.5) AS r FROM batch", "list_aggr", "not random"),
+    ("SELECT list_aggr(items, 'reservoir_quantile', 0.5) AS r FROM batch", "not random", "list_aggr"),
     (
         "SELECT id FROM batch JOIN (SELECT reservoir_quantile(rate, 0.5) AS q FROM rates) ON true",
         "reservoir",
@@ -323,15 +325,15 @@ REFUSED = [
     ("SELECT id, code AS ID FROM batch", "'id' and 'ID'", "AS name"),
     ("SELECT * FROM batch JOIN rates ON true", "'code' and 'code'", "EXCLUDE"),
     ("SELECT id AS __kafka_eos_x FROM batch", "__kafka_eos_x", "another name"),
-    ("SELECT id::HUGEINT AS h FROM batch", "type HUGEINT", "DECIMAL(38, 0)"),
+    ("SELECT id::HUGEINT AS h FROM batch", "type HUGEINT", "BIGINT"),
     ("SELECT [id::UTINYINT] AS h FROM batch", "contains UTINYINT", "SMALLINT"),
     ("SELECT hash(id) AS h FROM batch", "type UBIGINT", "DECIMAL(20, 0)"),
-    ("SELECT at::TIME AS h FROM batch", "type TIME", "VARCHAR"),
+    ("SELECT seen::TIME AS h FROM batch", "type TIME", "VARCHAR"),
     ("SELECT INTERVAL 1 DAY AS h FROM batch", "type INTERVAL", "VARCHAR"),
     ("SELECT code::UUID AS h FROM batch", "type UUID", "VARCHAR"),
     ("SELECT code::ENUM('a') AS h FROM batch", "type ENUM", "VARCHAR"),
     ("SELECT union_value(a := id) AS h FROM batch", "type UNION", "VARCHAR"),
-    ("SELECT NULL AS h FROM batch", "NULL", "cast it to"),
+    ("SELECT NULL AS h FROM batch", "NULL", "cast it"),
     ("SELECT array_value(id, id) AS h FROM batch", "INTEGER[2]", "INTEGER[]"),
     ("SELECT row(id, id) AS h FROM batch", "TUPLE", "struct with names"),
     ("SELECT b AS h, rate FROM batch b JOIN rates ON true", "whole row", "struct"),
@@ -353,16 +355,16 @@ def test_an_error_shows_the_line_with_a_caret() -> None:
     with pytest.raises(InvalidSqlError) as refused:
         compile_sql("SELECT\tid,\n\t'ü' AS u, carier\nFROM batch", ROWS)
     assert refused.value.message == (
-        'SQL text, line 2, column 13: Referenced column "carier" not found in FROM clause.\n'
+        'SQL text, line 2, column 12: Referenced column "carier" not found in FROM clause.\n'
         "     'ü' AS u, carier\n"
-        "                ^\n"
-    ).replace("    ", "    ", 1)
+        "               ^\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("SELECT list_sum(items) AS r FROM batch", 3),
+        ("SELECT list_sum(items)::BIGINT AS r FROM batch", 3),
         ("SELECT list_transform(items, lambda x: x + id) AS r FROM batch", [3, 4, 5]),
         ("SELECT [x * 2 FOR x IN items IF x > 0] AS r FROM batch", [2, 4]),
         ("SELECT CASE WHEN id = 3 THEN regexp_replace(code, '[0-9]', 'd') END AS r FROM batch", "d"),
@@ -370,9 +372,9 @@ def test_an_error_shows_the_line_with_a_caret() -> None:
         ("SELECT range(len(items)) AS r FROM batch", [0, 1, 2]),
         ("SELECT array_to_string(items, '-') AS r FROM batch", "0-1-2"),
         ("SELECT json_extract_string(doc, '$.list[1]') AS r FROM batch", "3"),
-        ("SELECT age(at::TIMESTAMP, at::TIMESTAMP)::VARCHAR AS r FROM batch", "00:00:00"),
+        ("SELECT age(seen::TIMESTAMP, seen::TIMESTAMP)::VARCHAR AS r FROM batch", "00:00:00"),
         ("SELECT split_part('a,b', ',', 2) AS r FROM batch", "b"),
-        ("SELECT strftime(at, '%H') AS r FROM batch", "03"),
+        ("SELECT strftime(seen, '%H') AS r FROM batch", "03"),
         ("SELECT to_json(batch)->>'id' AS r FROM batch", "3"),
         ("SELECT coalesce(nullif(id, 3), 9) AS r FROM batch", 9),
         ("SELECT try_cast('x' AS INT) AS r FROM batch", None),
@@ -437,7 +439,7 @@ def test_only_the_rows_that_fail_have_errors(codes: list[str | None]) -> None:
             {1},
             "More than one row",
         ),
-        ("SELECT id, CASE WHEN id = 3 THEN error('no ' || code) END AS r FROM batch", {3}, "no 7"),
+        ("SELECT id, CASE WHEN id = 3 THEN error('no ' || code) ELSE 1 END AS r FROM batch", {3}, "no 7"),
         ("SELECT id, strptime(code, '%Y') AS r FROM batch WHERE id = 4", {4}, "Could not parse"),
         ("SELECT id, (doc || code)->>'$.n' AS r FROM batch WHERE id = 4", {4}, "Malformed JSON"),
     ],
