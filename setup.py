@@ -106,6 +106,6 @@ if __name__ == "__main__":
                 [f"kafka_eos_source/native/{name}.c"],
                 depends=["kafka_eos_source/native/buffers.h"],
             )
-            for name in ("kernel", "avro", "protobuf")
+            for name in ("kernel", "avro", "json", "json_text", "protobuf")
         ],
     )

@@ -162,7 +162,7 @@ class InvalidRecordError(OperatorError):
 
 
 class StagedReadError(OperatorError):
-    """A step of the query dropped or doubled what reading tasks staged (``write=`` of `map_in_read`)."""
+    """A step of the query dropped or doubled what reading tasks staged or set aside."""
 
     condition = "KAFKA_EOS.STAGED_READ"
 

@@ -1,4 +1,4 @@
-"""Decodes and encodes columns with a schema registry around the function of `map_in_read`.
+"""Decodes and encodes columns around the function of `map_in_read`: with a schema registry, or JSON.
 
 So decoded values stay in Arrow batches between Kafka and Kafka. Rows that cannot be decoded go around the
 function: they reach the sink unchanged, and marked for its option ``onInvalidRecord``.
@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
-from kafka_eos_source.registry.codec import Converted
 from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
-from kafka_eos_source.registry.records import Decoding, Encoding
+from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
 
@@ -41,7 +43,7 @@ class RegistryColumns:
     """
 
     function: ArrowFunction | None
-    decodes: Mapping[str, Decoding]
+    decodes: Mapping[str, ColumnDecoder]
     encodes: Mapping[str, Encoding]
     rows: StructType
 
@@ -137,7 +139,7 @@ class RegistryColumns:
 
 def registry_columns(
     function: ArrowFunction | None,
-    decode: Mapping[str, RegistrySchema],
+    decode: Mapping[str, ColumnDecoder],
     encode: Mapping[str, RegistrySchema],
     frame: StructType,
     rows: StructType,
@@ -167,12 +169,23 @@ def registry_columns(
             fix="pass a function, or encode the column again.",
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
-    decodes = {name: each.decoding() for name, each in decode.items()}
-    return RegistryColumns(function, decodes, {name: each.encoding() for name, each in encode.items()}, own)
+    return RegistryColumns(function, decode, {name: each.encoding() for name, each in encode.items()}, own)
+
+
+def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> StructType:
+    """Returns the schema of the rows that a function gets if columns are decoded before it."""
+    return StructType(
+        [
+            StructField(each.name, from_arrow_type(decoders[each.name].arrow_type, prefer_timestamp_ntz=True))
+            if each.name in decoders
+            else each
+            for each in columns
+        ]
+    )
 
 
 def _by_slices(
-    codecs: Mapping[str, Decoding | Encoding], batch: pa.RecordBatch
+    codecs: Mapping[str, ColumnDecoder | Encoding], batch: pa.RecordBatch
 ) -> Iterator[tuple[pa.RecordBatch, Mapping[str, Converted]]]:
     """Yields parts of a batch with their converted columns, each as large as `MOST_BYTES` allows.
 

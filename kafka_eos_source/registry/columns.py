@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
-from kafka_eos_source.registry.codec import Converted, Schema, SchemaFormat
+from kafka_eos_source.registry.codec import Schema, SchemaFormat
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import invalid_record, record_place

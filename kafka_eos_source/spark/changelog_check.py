@@ -136,7 +136,7 @@ def _plan(frame: DataFrame) -> Step:
     found: Any = frame
     if hasattr(found, "_jdf"):
         return _of_jvm(found._jdf.queryExecution().analyzed())
-    return _OfConnect(found._session.client).step(found._plan.to_proto(found._session.client).root)
+    return _OfConnect(found._session.client).step(found._plan.plan(found._session.client))
 
 
 # ------------------------------------------------------------------ the plan of a classic session
@@ -165,6 +165,14 @@ _NAMES = {
     "Project": "select() or withColumn()",
     "Union": "union()",
 }
+
+
+def name_of_step(kind: str) -> str:
+    """Returns what the user wrote for a kind of node, of either kind of session; else the kind itself."""
+    for names in (_FEWER_ROWS, _NAMES, _FEWER_ROWS_CONNECT, _NAMES_CONNECT, _OTHER_STEPS):
+        if kind in names:
+            return names[kind]
+    return kind
 
 
 def node_kind(node: Any) -> str:
@@ -280,6 +288,19 @@ _NAMES_CONNECT = {
     "drop": "drop()",
     "map_partitions": "mapInArrow() or mapInPandas()",
     "with_columns": "withColumn()",
+}
+#: What users wrote for steps that keep each row.
+_OTHER_STEPS = {
+    "EventTimeWatermark": "withWatermark()",
+    "with_watermark": "withWatermark()",
+    "Generate": "explode()",
+    "Repartition": "repartition()",
+    "RepartitionByExpression": "repartition()",
+    "repartition": "repartition()",
+    "repartition_by_expression": "repartition()",
+    "View": "a view",
+    "sql": "spark.sql()",
+    "set_op": "union()",
 }
 _GENERATORS = "explode|posexplode|inline|stack|json_tuple"
 

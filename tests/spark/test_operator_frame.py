@@ -12,18 +12,19 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.arrow import past_packets
 from kafka_eos_source.spark.operator_frame import (
     METHODS,
     Adapted,
     Inherited,
     Passed,
     Refused,
+    Senders,
     is_operator_frame,
     operator_frame,
-    past_packets,
+    senders_of,
     spark_frame,
     spark_grouping,
-    stores_of,
 )
 
 
@@ -215,15 +216,17 @@ def test_the_operator_of_the_second_frame_of_a_union_gets_tasks_of_its_own() -> 
 
 
 def test_a_frame_knows_the_stores_of_its_operators() -> None:
-    one, two = (operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, [each]) for each in ("one", "two"))
+    one, two = (
+        operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, Senders((each,))) for each in ("one", "two")
+    )
     both = one.select("k").union(two.select("k"))
-    assert stores_of(both.hint("broadcast")) == ("one", "two")
-    assert stores_of(one.transform(lambda _: both)) == ("one", "two")
-    assert stores_of(FakeFrame(["k"])) == ()
+    assert senders_of(both.hint("broadcast")).stores == ("one", "two")
+    assert senders_of(one.transform(lambda _: both)).stores == ("one", "two")
+    assert senders_of(FakeFrame(["k"])) == Senders()
 
 
 def test_an_operator_runs_once() -> None:
-    one = operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, ["one"])
+    one = operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, Senders(("one",)))
     with pytest.raises(
         InvalidSchemaError, match=r"union\(\) has two frames with .* store 'one'.*use the frame"
     ):

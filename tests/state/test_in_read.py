@@ -20,7 +20,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     StateMismatchError,
 )
-from kafka_eos_source.in_read.frame import Lineage
+from kafka_eos_source.in_read.lineage import Lineage
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.kafka.admin import Topics
 from kafka_eos_source.model import OffsetRange, TopicPartition
@@ -212,7 +212,9 @@ def given_rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Operator, list[pa.
     """The operators that run, and the rows that each gets. Their output is their input."""
     given_to: list[tuple[Operator, list[pa.RecordBatch]]] = []
 
-    def run(operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(
+        operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch], *_packets: object
+    ) -> Iterator[pa.RecordBatch]:
         taken = list(rows)
         given_to.append((operator, taken))
         for each in taken:

@@ -20,10 +20,10 @@ from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, split_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.packet_senders import record_sender
 from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_client, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
-from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import RequestedBatch, ShardTask, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
@@ -97,12 +97,20 @@ class Operator:
 
         return self._run(self._shard_task(running, running.partition), rows, packets)
 
-    def in_read(self, shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def in_read(
+        self,
+        shard: int,
+        rows: Iterator[pa.RecordBatch],
+        packets: list[pa.Array] | None = None,
+        finish: Callable[[], None] = lambda: None,
+    ) -> Iterator[pa.RecordBatch]:
         """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
 
         Args:
             shard: number of the shard.
             rows: all rows of the shard in this micro-batch.
+            packets: packets of the read, which ``rows`` appends; None if it sends none.
+            finish: completes the packets if not all of ``rows`` was read.
 
         Raises:
             StateError: if there is no streaming query; or as `open_shard`.
@@ -113,25 +121,30 @@ class Operator:
         def unless_skipped(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return iter(()) if context is None else _RowsInRead(rows)
 
-        return self._run(self._shard_task(running, shard), unless_skipped, [])
+        return self._run(
+            self._shard_task(running, shard), unless_skipped, packets if packets is not None else [], finish
+        )
 
     def _run(
         self,
         task: ShardTask,
         rows_of: Callable[[BatchContext | None], Iterator[pa.RecordBatch]],
         packets_before: list[pa.Array],
+        finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Processes all rows of a shard.
 
         Args:
             task: the shard.
             rows_of: yields the rows, given the context of the batch; None = Kafka already holds the batch.
-            packets_before: packets of operators before this one, which ``rows_of`` appends.
+            packets_before: packets of the steps before this one, which ``rows_of`` appends.
+            finish: completes them if not all rows were taken.
         """
         with open_shard(task) as shard:
             if isinstance(shard, ShardReport):
                 for _ in rows_of(None):  # a replay must detect a wrong partitioning too
                     continue
+                finish()
                 yield from self._packets(packets_before, shard, ())
                 return
             rows = rows_of(shard.context)
@@ -144,11 +157,14 @@ class Operator:
                     raise
                 _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
+                for _ in rows:  # the packets behind the row that failed
+                    continue
             else:
                 failpoints.reach("state.after_process")
                 _warn_of_future_rows(task, shard.context)
                 _warn_of_late_rows(task, shard.context)
                 report, changes = shard.persist_pending()
+            finish()
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
         if number >= _MANY_CHANGES:
@@ -187,7 +203,7 @@ class Operator:
 
     def _record(self, running: StreamingTask) -> None:
         """Records on this host that the operator runs."""
-        record_operator(running, changelog_name(self.options.application(running.query_id), self.store))
+        record_sender(running, changelog_name(self.options.application(running.query_id), self.store))
 
     def _shard_task(self, running: StreamingTask, shard: int) -> ShardTask:
         """Returns what this Spark task does for a shard."""
