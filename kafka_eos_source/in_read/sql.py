@@ -61,6 +61,7 @@ class SqlTransform:
         keys: how many columns at the end of its result say in which order its rows belong.
         failing: what the engine runs to find the rows that fail; None if only trying can show them.
         tables: each static table as an Arrow stream.
+        table_digests: a hash of the columns and rows of each static table, whatever their order.
         time_zone: time zone of the text, such as ``Europe/Berlin``.
         memory_bytes: the most memory of the engine.
     """
@@ -73,6 +74,7 @@ class SqlTransform:
     keys: int
     failing: str | None = field(repr=False)
     tables: Mapping[str, bytes] = field(repr=False)
+    table_digests: Mapping[str, str]
     time_zone: str
     memory_bytes: int
 
@@ -116,19 +118,10 @@ class SqlTransform:
         return arrow_schema(self.rows)
 
     @cached_property
-    def table_digests(self) -> Mapping[str, str]:
-        """A hash of the schema and the content of each static table."""
-        return {name: hashlib.sha256(each).hexdigest() for name, each in sorted(self.tables.items())}
-
-    @cached_property
     def digest(self) -> str:
         """A hash of all that decides about the result: text, input, time zone, and content of the tables."""
-        return hashlib.sha256(
-            json.dumps(
-                [self.text, self.name, self.input.jsonValue(), self.time_zone, self.table_digests],
-                sort_keys=True,
-            ).encode()
-        ).hexdigest()
+        parts = [self.text, self.name, self.input.jsonValue(), self.time_zone, self.table_digests]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def compile_sql(
@@ -177,7 +170,8 @@ def compile_sql(
         query=text,
         keys=0,
         failing=None,
-        tables={each: _to_bytes(static[each]) for each in static},
+        tables={each: _to_bytes(table) for each, table in static.items()},
+        table_digests={each: _digest(table) for each, table in sorted(static.items())},
         time_zone=time_zone,
         memory_bytes=memory_bytes,
     )
@@ -283,7 +277,7 @@ _SPARK_TYPES: Mapping[str, spark.DataType] = {
 
 #: Types of the engine that Spark has not, and what to write instead.
 _CASTS: Mapping[str, str] = {
-    "hugeint": "DECIMAL(38, 0)",
+    "hugeint": "BIGINT",
     "uhugeint": "DECIMAL(38, 0)",
     "bignum": "DECIMAL(38, 0)",
     "utinyint": "SMALLINT",
@@ -293,7 +287,7 @@ _CASTS: Mapping[str, str] = {
     "timestamp_s": "TIMESTAMP",
     "timestamp_ms": "TIMESTAMP",
     "timestamp_ns": "TIMESTAMP",
-    "null": "the type that it shall have, such as VARCHAR",
+    "null": "a type, such as VARCHAR",
 }
 
 
@@ -339,12 +333,18 @@ def _spark_type(kind: Any, column: str, whole: Any) -> spark.DataType:
 
 
 def _to_bytes(table: pa.Table) -> bytes:
-    """Returns a table as an Arrow stream; the same content gives the same bytes."""
     whole = table.replace_schema_metadata(None).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as stream:
         stream.write_table(whole)
     return bytes(sink.getvalue())
+
+
+def _digest(table: pa.Table) -> str:
+    """Returns a hash of the columns and rows of a table that does not depend on how Arrow stores them."""
+    columns = [(each.name, str(each.type)) for each in table.schema]
+    rows = sorted(json.dumps(list(row.values()), default=repr) for row in table.to_pylist())
+    return hashlib.sha256(json.dumps([columns, rows]).encode()).hexdigest()
 
 
 def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Rows, dict[int, str]]:

@@ -90,6 +90,9 @@ def require_engine() -> None:
         )
 
 
+#: The functions of the engine, once they are known.
+_FUNCTIONS: list[Functions] = []
+
 #: Expressions that cannot fail.
 _NEVER_FAIL = frozenset({"COLUMN_REF", "STAR", "CONSTANT"})
 
@@ -189,7 +192,9 @@ class Engine:
             table = pa.ipc.open_stream(stream).read_all()
             try:
                 connection.register(f"{RESERVED}_table", table)
-                connection.sql(f"CREATE TABLE {_quoted(name)} AS SELECT * FROM {RESERVED}_table")
+                # a table has no order of its own: the same rows give the same result
+                rows = f"SELECT * FROM {RESERVED}_table ORDER BY ALL"
+                connection.sql(f"CREATE TABLE {_quoted(name)} AS {rows}")
             except duckdb.Error as error:
                 raise InvalidSchemaError(
                     f"DuckDB cannot read the static table {name!r}: {_message(error)}.",
@@ -311,11 +316,10 @@ class Engine:
 
     def functions(self) -> Functions:
         """Returns the functions of the engine."""
-        return Functions.of(
-            self._values(
-                "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
-            )
-        )
+        if not _FUNCTIONS:
+            query = "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
+            _FUNCTIONS.append(Functions.of(self._values(query)))
+        return _FUNCTIONS[0]
 
     def _values(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
         found: list[Any] = self.connection.sql(query, params=list(parameters) or None).fetchall()
@@ -531,7 +535,8 @@ def _in_order(batches: Sequence[pa.RecordBatch], keys: int) -> Sequence[pa.Recor
         return batches
     whole = pa.concat_batches(batches)
     names = whole.schema.names[-keys:]
-    first = whole.column(names[0]).to_numpy(zero_copy_only=False)
+    numbers = whole.column(names[0])  # not to_numpy(), which imports pandas
+    first = np.frombuffer(numbers.buffers()[1], np.int64, len(numbers), numbers.offset * 8)
     kept = whole.select(range(whole.num_columns - keys))
     if np.all(first[1:] > first[:-1]):  # one row of the result for each row, and in order
         return [kept]
@@ -574,13 +579,15 @@ def _details(error: Exception) -> Mapping[str, Any]:
 def _nearest(details: Mapping[str, Any], columns: set[str]) -> str:
     """Returns what to do about a name that the engine does not know."""
     wanted = str(details.get("name", "")).lower()
-    hint = str(details.get("candidates", "")).split(",", 1)[0].strip()
+    hint = ""
+    if details.get("error_subtype") == "MISSING_ENTRY":
+        hint = str(details.get("candidates", "")).split(",", 1)[0].strip()
     if details.get("error_subtype") == "COLUMN_NOT_FOUND":
         names = {each.lower(): each for each in columns}
         near = difflib.get_close_matches(wanted, names, n=1)
         hint = names[near[0]] if near else ""
         return f"did you mean {hint!r}?" if hint else f"the columns are {short(', '.join(sorted(columns)))}."
-    return f"did you mean {hint!r}?" if hint else "correct the text."
+    return f"did you mean {hint!r}?" if hint else "correct the text, or add a CAST."
 
 
 def _message(error: Exception) -> str:
