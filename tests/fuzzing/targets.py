@@ -25,10 +25,11 @@ import kafka.protocol.sasl
 import pyarrow as pa
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.api_message import ApiMessage
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 import tests.support.fetched_log as log
 from kafka_eos_source.documents.decode import JsonDecoding
+from kafka_eos_source.documents.encode import JsonEncoding
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka.access import Session, new_exchange
 from kafka_eos_source.kafka.compression import decompressed
@@ -303,6 +304,17 @@ def documents(data: bytes) -> None:
             assert (number in found.errors, model.comparable(rows[number])) == (is_bad, model.comparable(row))
 
 
+def json_text(data: bytes) -> None:
+    """Writes a string with any bytes, as value, name and key of a map, into a document that must be JSON."""
+    raw = pa.array([data], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+    entries = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), text, text)
+    made = JsonEncoding(MapType(StringType(), StringType()), "UTC").encode(entries)
+    ((key, value),) = json.loads(made[0].as_py()).items()
+    if key != value or ("\ufffd" not in value and value.encode() != data):
+        raise AssertionError(f"{data!r} became {value!r}")
+
+
 def schema(kind: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         codecs.decoder(Schema(kind, _text(data)), (0,), None, None)  # type: ignore[arg-type]
@@ -402,6 +414,9 @@ TARGETS: Mapping[str, Target] = {
     ),
     "json": Target(records(JSON), (), (b'{"a":1,"b":["x"],"c":{"d":1.5},"t":true}',)),
     "json-documents": Target(documents, (), _document_seeds()),
+    "json-text": Target(
+        json_text, (), (b'plain "\\\0\x1f', "\u00e9\u20ac\U0001f600".encode(), b"\xed\xa0\x80\xf0\x9f\x98")
+    ),
     "avro-schema": Target(
         schema("AVRO"), (KafkaEosError,), (AVRO.text.encode(), b'"int"', b'["null","string"]')
     ),
