@@ -174,13 +174,15 @@ def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[
 
 def writer_of(frame: DataFrame, query: str, sink: Mapping[str, str]) -> DataStreamWriter:
     """Returns the writer of a query. It writes to no other sink, because the frame consists of records."""
-    writer = frame.writeStream.format(FORMAT_NAME).queryName(query).options(**sink)
-    writer.__class__ = _only_for_kafka(type(writer))
-    return writer
+    writer: Any = frame.writeStream.format(FORMAT_NAME).queryName(query).options(**sink)
+    base: Any = type(writer)
+    writer.__class__ = _only_for_kafka(base)
+    found: DataStreamWriter = writer
+    return found
 
 
 @lru_cache(maxsize=4)
-def _only_for_kafka(base: type) -> type:
+def _only_for_kafka(base: Any) -> Any:
     """Returns a subclass of a session's ``DataStreamWriter`` that refuses to write elsewhere."""
 
     def refused(method: str) -> Any:

@@ -1,1 +1,1 @@
-"""Documents in the values of records: columns of bytes become columns of declared types, and back."""
+"""JSON documents and Arrow columns: decodes documents by a declared schema, and writes rows as Spark does."""

@@ -253,14 +253,15 @@ def _children(node: _Node) -> list[_Node]:
     known: dict[str, str] = {}
     for each in found.fields:
         path = inside(node.path, f".{each.name}" if node.path else each.name)
-        other = known.setdefault(each.name.casefold(), each.name)
-        if other != each.name or sum(one.name == each.name.encode() for one in children):
+        other = known.get(each.name.casefold())
+        if other is not None:
             where = f" in {node.path}" if node.path else ""
+            written = "" if other == each.name else f", the other is written {other!r}"
             raise InvalidSchemaError(
-                f"the schema of JSON documents has two fields {each.name!r}{where}"
-                + (f", the other is written {other!r}." if other != each.name else "."),
+                f"the schema of JSON documents has two fields {each.name!r}{where}{written}.",
                 fix="declare the field once. Spark does not tell names apart by the case of letters.",
             )
+        known[each.name.casefold()] = each.name
         child = _node(each.dataType, path)
         child.name = _encoded(each.name, path)
         children.append(child)

@@ -41,14 +41,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kafka_eos_source.documents.converted import MAX_DEPTH, MOST_BYTES
 from kafka_eos_source.documents.zone import Zone, zone
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.native import load
-
-#: The most memory, in bytes, of the text that one call makes; a single row cannot take more either.
-MOST_BYTES = 256 << 20
-#: How deep types may be nested in each other. The C code is recursive.
-MAX_DEPTH = 64
 
 
 class _Write(IntEnum):
@@ -312,7 +308,7 @@ class _Compiler:
         self._forms = forms
         self._program = program
 
-    def compile(self, type_: DataType, arrow: pa.DataType, quotes: _Quotes, path: str) -> int:
+    def compile(self, type_: DataType, arrow: pa.DataType, quotes: _Quotes) -> int:
         """Adds the nodes that write values of a type, and returns the number of the first."""
         place = self._program.array_count
         self._program.array_count += 1
@@ -323,20 +319,20 @@ class _Compiler:
             node.op = _Write.STRUCT
             links = []
             for each, inner in zip(type_, arrow, strict=True):
-                child = self.compile(each.dataType, inner.type, quotes, f"{path}.{each.name}")
-                self._name(self._program.nodes[child], each.name, f"{path}.{each.name}")
+                child = self.compile(each.dataType, inner.type, quotes)
+                self._name(self._program.nodes[child], each.name)
                 links.append(child)
             self._link(node, links)
         elif isinstance(type_, ArrayType):
             node.op, node.a = _Write.LIST, _width(arrow)
-            self._link(node, [self.compile(type_.elementType, arrow.value_type, quotes, f"{path}[]")])
+            self._link(node, [self.compile(type_.elementType, arrow.value_type, quotes)])
         elif isinstance(type_, MapType):
             node.op, node.a = _Write.MAP, 4
             self._program.nodes.append(_Node(_Write.STRUCT, quotes, self._program.array_count))
             entries = len(self._program.nodes) - 1
             self._program.array_count += 1
-            keys = self.compile(type_.keyType, arrow.key_type, _Quotes.KEY, f"{path}{{}} (key)")
-            items = self.compile(type_.valueType, arrow.item_type, quotes, f"{path}{{}}")
+            keys = self.compile(type_.keyType, arrow.key_type, _Quotes.KEY)
+            items = self.compile(type_.valueType, arrow.item_type, quotes)
             self._link(node, [keys, items, entries])
         else:
             self._value(node, type_, arrow)
@@ -364,9 +360,9 @@ class _Compiler:
         elif isinstance(type_, BooleanType):
             node.op = _Write.BOOLEAN
 
-    def _name(self, node: _Node, name: str, path: str) -> None:
+    def _name(self, node: _Node, name: str) -> None:
         node.name = len(self._program.text)
-        self._program.text += _named(name, path)
+        self._program.text += _named(name)
         node.name_bytes = len(self._program.text) - node.name
 
     def _link(self, node: _Node, links: list[int]) -> None:
@@ -374,15 +370,11 @@ class _Compiler:
         self._program.links.extend(links)
 
 
-def _named(name: str, path: str) -> bytes:
+def _named(name: str) -> bytes:
+    """Returns what precedes the value of a field: a comma, its name as Jackson writes it, and a colon."""
     quoted = json.dumps(name, ensure_ascii=False)
     quoted = re.sub(r"\\u[0-9a-f]{4}", lambda found: "\\u" + found[0][2:].upper(), quoted)
-    try:
-        return f",{quoted}:".encode()
-    except UnicodeEncodeError as failure:
-        raise InvalidSchemaError(
-            f"column {path.lstrip('.')!r} has a name that is no text: {failure}.", fix="rename the column."
-        ) from failure
+    return f",{quoted}:".encode()
 
 
 def _width(arrow: pa.DataType) -> int:
@@ -403,13 +395,18 @@ def _check(type_: DataType, path: str, depth: int, is_map_key: bool = False) -> 
         raise _refusal(path, type_, "is the key of a map; to_json has no text for such keys")
     if isinstance(type_, DecimalType) and type_.scale < 0:
         raise _refusal(path, type_, "has a negative scale")
-    has_zone = isinstance(type_, TimestampType)
-    if isinstance(type_, StructType | ArrayType | MapType):
-        for number, (each, inside) in enumerate(_children(type_, path)):
-            is_key = isinstance(type_, MapType) and number == 0
-            has_zone = _check(each, inside, depth + 1, is_key) or has_zone
-    elif not isinstance(type_, StringType) and type(type_) not in _SIMPLE:
-        raise _refusal(path, type_, "is a type that only Spark can write")
+    if not isinstance(type_, StructType | ArrayType | MapType):
+        if not isinstance(type_, StringType) and type(type_) not in _SIMPLE:
+            raise _refusal(path, type_, "is a type that only Spark can write")
+        return isinstance(type_, TimestampType)
+    has_zone = False
+    for number, (each, inside) in enumerate(_children(type_, path)):
+        try:
+            inside.encode()
+        except UnicodeEncodeError as failure:
+            raise _refusal(inside, each, f"has a name that is no text: {failure}") from failure
+        is_key = isinstance(type_, MapType) and number == 0
+        has_zone = _check(each, inside, depth + 1, is_key) or has_zone
     return has_zone
 
 
@@ -526,7 +523,6 @@ class _Writer:
         self._quotes = quotes
         self._zone: Zone = zone(time_zone if has_zone else "UTC")
         self._programs: dict[pa.DataType, _Program] = {}
-        _names(type_, "")
 
     def write(self, values: pa.Array | pa.RecordBatch, most_bytes: int | None) -> pa.Array:
         """Writes the first rows as text (binary), as many as fit (see `JsonEncoding.encode`)."""
@@ -534,7 +530,7 @@ class _Writer:
         program = self._programs.get(values.type)
         if program is None:
             program = _Program(_plain(self._type, values.type, ""))
-            _Compiler(self._forms, program).compile(self._type, program.arrow, self._quotes, "")
+            _Compiler(self._forms, program).compile(self._type, program.arrow, self._quotes)
             self._programs[values.type] = program.freeze()
         values = _cast(values, program.arrow)
         rows = len(values)
@@ -566,14 +562,6 @@ class _Writer:
         data = pa.foreign_buffer(heap.at, heap.bytes, memory) if heap.at else pa.py_buffer(b"")
         bitmap = None if validity is None else pa.py_buffer(validity)
         return pa.Array.from_buffers(pa.binary(), block.rows, [bitmap, pa.py_buffer(ends), data])
-
-
-def _names(type_: DataType, path: str) -> None:
-    """Checks that the names of fields are text."""
-    for each, inside in _children(type_, path):
-        if isinstance(type_, StructType):
-            _named(inside, inside)
-        _names(each, inside)
 
 
 def _one(values: pa.Array | pa.RecordBatch) -> pa.Array:

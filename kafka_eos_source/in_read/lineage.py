@@ -314,7 +314,7 @@ def _is_star(expression: Any) -> bool:
     kind = expression.WhichOneof("expr_type")
     if kind == "unresolved_star":
         return not expression.unresolved_star.unparsed_target
-    return kind == "expression_string" and expression.expression_string.expression.strip() == "*"
+    return kind == "expression_string" and str(expression.expression_string.expression).strip() == "*"
 
 
 def _column_of_connect(expression: Any, below: Sequence[str]) -> tuple[str, ReadColumn | str]:
@@ -346,8 +346,8 @@ def _column_of_text(text: str, below: Sequence[str]) -> tuple[str, ReadColumn | 
         if match is not None and found is not None:
             name = _unquoted(match[2] or match[1])
             return name, ReadColumn(name, found, as_text)
-    name = re.search(rf"\s+as\s+{_IDENTIFIER}\s*$", text, re.I)
-    return _unquoted(name[1]) if name else text, _computed(text)
+    alias = re.search(rf"\s+as\s+{_IDENTIFIER}\s*$", text, re.I)
+    return _unquoted(alias[1]) if alias else text, _computed(text)
 
 
 def _named(column: ReadColumn | str, name: str) -> ReadColumn | str:

@@ -37,8 +37,8 @@ class RecordShape:
         """Returns the schema of the records that are made of rows of a frame."""
         made = []
         if self.key is not None:
-            is_same = isinstance(self.key, str) and is_text(frame[self.key].dataType)
-            made.append(StructField(KEY, frame[self.key].dataType if is_same else BinaryType()))
+            own = frame[self.key].dataType if isinstance(self.key, str) else BinaryType()
+            made.append(StructField(KEY, own if is_text(own) else BinaryType()))
         same = frame[self.value].dataType if self.value is not None else BinaryType()
         made.append(StructField(VALUE, same))
         return StructType([*made, *(frame[name] for name in self.kept)])

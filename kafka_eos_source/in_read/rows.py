@@ -37,6 +37,7 @@ from kafka_eos_source.in_read.step import ReadColumns, StepInRead, with_column_o
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import BadRecordsOfTask
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
@@ -50,13 +51,12 @@ _SHOWN = 200
 
 
 class RowTransform(Protocol):
-    """Makes rows of another schema from a batch of rows. It can be pickled.
+    """Makes rows of another schema from a batch of rows. It can be pickled."""
 
-    Attributes:
-        rows: schema of the result.
-    """
-
-    rows: StructType
+    @property
+    def rows(self) -> StructType:
+        """Schema of the result."""
+        ...
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         """Returns the result, and an error for each row of the batch that is bad.
@@ -67,13 +67,12 @@ class RowTransform(Protocol):
 
 
 class AlignedTransform(Protocol):
-    """Makes one row of another schema from each row of a batch. It can be pickled.
+    """Makes one row of another schema from each row of a batch. It can be pickled."""
 
-    Attributes:
-        rows: schema of the result.
-    """
-
-    rows: StructType
+    @property
+    def rows(self) -> StructType:
+        """Schema of the result."""
+        ...
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
         """Yields the results of consecutive slices of a batch, each as large as memory allows.
@@ -254,6 +253,7 @@ class RowsInRead(StepInRead):
                 yield from self._aligned(transform, rows, each, schema, set_aside)
             else:
                 result, errors = transform(rows)
+                failpoints.reach("read.after_transform")
                 if errors:
                     self._set_aside(rows, each, errors, set_aside)
                 yield Traced(fit(result, schema, f"{self.what} made"), each.records, aligned=False)

@@ -1,9 +1,8 @@
 """Runs a SQL text on Arrow batches in the reading task, by DuckDB.
 
-`compile_sql` checks the text before the query starts: the engine resolves its names and types, and `check`
-refuses what is not the same for every division of the input into batches. The result, `SqlTransform`,
-travels to the tasks. Each process prepares it once, in an engine of its own with one thread, a limit of
-memory, and no access to files, the network, the environment or settings.
+`compile_sql` checks the text before the query starts: the engine resolves its names and types, and
+`sql_check` refuses what is not the same for every division of the input into batches. The result,
+`SqlTransform`, travels to the tasks.
 
 A row that fails, such as a cast of text that is no number, is an error of that row alone: the batch is
 divided until the rows that fail stand alone.
@@ -11,44 +10,42 @@ divided until the rows that fail stand alone.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
-from kafka_eos_source.in_read.sql_check import Functions, SqlText, check
-from kafka_eos_source.in_read.sql_order import KEY, KeyedOrder
+from kafka_eos_source.in_read.sql_check import SqlText, check
+from kafka_eos_source.in_read.sql_engine import (
+    IN_ORDER,
+    RESERVED,
+    SQL_MEMORY,
+    Engine,
+    Rows,
+    engine_of,
+    joined,
+    require_engine,
+    short,
+)
+from kafka_eos_source.in_read.sql_order import KeyedOrder
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 
-if TYPE_CHECKING:
-    import duckdb
-
-#: Option with the most memory of the engine in one task, in bytes.
-SQL_MEMORY = "sql.memory.bytes"
 SQL_MEMORY_BYTES = 256 << 20
 LEAST_SQL_MEMORY_BYTES = 32 << 20
 
 #: The most that all static tables of a text may take together. They travel to each task.
 LARGEST_TABLES_BYTES = 8 << 20
 
-#: Prefix of names that this package gives to columns of its own.
-_RESERVED = "__kafka_eos"
-
-#: Rows of the result that the engine hands over at a time. The size of the result is checked in between.
-_RESULT_ROWS = 1 << 16
-_SHOWN = 300
+#: The most that the results for the parts of one batch may take together, in units of the memory limit.
+_LARGEST_RESULTS = 4
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,9 @@ class SqlTransform:
         rows: schema of the result.
         query: what the engine runs.
         keys: how many columns at the end of its result say in which order its rows belong.
+        failing: what the engine runs to find the rows that fail; None if only trying can show them.
         tables: each static table as an Arrow stream.
+        table_digests: a hash of the columns and rows of each static table, whatever their order.
         time_zone: time zone of the text, such as ``Europe/Berlin``.
         memory_bytes: the most memory of the engine.
     """
@@ -73,7 +72,9 @@ class SqlTransform:
     rows: spark.StructType
     query: str = field(repr=False)
     keys: int
+    failing: str | None = field(repr=False)
     tables: Mapping[str, bytes] = field(repr=False)
+    table_digests: Mapping[str, str]
     time_zone: str
     memory_bytes: int
 
@@ -89,12 +90,27 @@ class SqlTransform:
         Raises:
             InvalidSqlError: if the engine fails for another reason than a row.
         """
-        engine = _engine(self)
-        batch = fit(batch, arrow_schema(self.input), "the step before the SQL text returned")
+        engine = engine_of(self)
+        batch = fit(batch, self.input_schema, "the step before the SQL text returned")
         good, numbers, errors = _valid_text(batch)
+        parts, size = [], 0
         with engine.lock:
-            parts = list(engine.parts(good, numbers, errors))
-        return _joined(parts, self.schema), dict(sorted(errors.items()))
+            for each in engine.parts(good, numbers, errors):
+                parts.append(each)
+                size += each.nbytes
+                if size > _LARGEST_RESULTS * self.memory_bytes:
+                    raise InvalidSqlError(
+                        f"the result of the SQL text for {batch.num_rows:,} records needs more than "
+                        f"{_LARGEST_RESULTS} times the memory that {SQL_MEMORY!r} allows "
+                        f"({self.memory_bytes:,} bytes).",
+                        fix="return fewer or smaller rows for each record, or raise the option.",
+                    )
+        return joined(parts, self.schema), dict(sorted(errors.items()))
+
+    @cached_property
+    def input_schema(self) -> pa.Schema:
+        """Arrow schema of the input."""
+        return arrow_schema(self.input)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -102,19 +118,10 @@ class SqlTransform:
         return arrow_schema(self.rows)
 
     @cached_property
-    def table_digests(self) -> Mapping[str, str]:
-        """A hash of the schema and the content of each static table."""
-        return {name: hashlib.sha256(each).hexdigest() for name, each in sorted(self.tables.items())}
-
-    @cached_property
     def digest(self) -> str:
         """A hash of all that decides about the result: text, input, time zone, and content of the tables."""
-        return hashlib.sha256(
-            json.dumps(
-                [self.text, self.name, self.input.jsonValue(), self.time_zone, self.table_digests],
-                sort_keys=True,
-            ).encode()
-        ).hexdigest()
+        parts = [self.text, self.name, self.input.jsonValue(), self.time_zone, self.table_digests]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def compile_sql(
@@ -144,7 +151,7 @@ def compile_sql(
     require_engine()
     if not isinstance(text, str) or not text.strip():
         raise InvalidSqlError(
-            f"the SQL text is {_short(repr(text))}; expected a SELECT.",
+            f"the SQL text is {short(repr(text))}; expected a SELECT.",
             fix=f"write a query such as SELECT * FROM {name}.",
         )
     if memory_bytes < LEAST_SQL_MEMORY_BYTES:
@@ -156,17 +163,23 @@ def compile_sql(
     static = _checked_tables(tables or {}, name)
     _check_columns(rows.names, f"the input {name!r}")
     draft = SqlTransform(
-        text, name, rows, spark.StructType(), text, 0, {each: _to_bytes(static[each]) for each in static},
-        time_zone, memory_bytes,
-    )  # fmt: skip
-    engine = _Engine(draft)
-    try:
+        text=text,
+        name=name,
+        input=rows,
+        rows=spark.StructType(),
+        query=text,
+        keys=0,
+        failing=None,
+        tables={each: _to_bytes(table) for each, table in static.items()},
+        table_digests={each: _digest(table) for each, table in sorted(static.items())},
+        time_zone=time_zone,
+        memory_bytes=memory_bytes,
+    )
+    with closing(Engine(draft)) as engine:
         return _compiled(engine, draft, static)
-    finally:
-        engine.close()
 
 
-def _compiled(engine: _Engine, draft: SqlTransform, static: Mapping[str, pa.Table]) -> SqlTransform:
+def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table]) -> SqlTransform:
     text = SqlText(draft.text)
     tree = engine.tree(text)
     columns = draft.input.names
@@ -183,41 +196,18 @@ def _compiled(engine: _Engine, draft: SqlTransform, static: Mapping[str, pa.Tabl
             for each, kind in zip(names, types, strict=True)
         ]
     )
-    query, keys = engine.text_of(tree), 0
-    if not engine.operators(query) <= _IN_ORDER:
+    query, keys, failing = engine.text_of(tree), 0, None
+    if engine.operators(query) <= IN_ORDER:
+        failing = engine.failing(tree)
+    else:
         lower = frozenset(each.lower() for each in known)
         order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
         keys = order.add(tree)
         query = engine.text_of(tree)
-    found = replace(draft, rows=rows, query=query, keys=keys)
-    final = _Engine(found)
-    try:
+    found = replace(draft, rows=rows, query=query, keys=keys, failing=failing)
+    with closing(Engine(found)) as final:
         final.try_without_rows(text)
-    finally:
-        final.close()
     return found
-
-
-def require_engine() -> None:
-    """Checks that DuckDB is installed.
-
-    Raises:
-        InvalidOptionError: if it is not.
-    """
-    try:
-        import duckdb
-    except ImportError as error:
-        raise InvalidOptionError(
-            f"SQL in the read needs DuckDB 2, which is not installed: {error}.",
-            fix="run pip install 'kafka-eos-source[sql]' on the driver and all executors, with Python 3.11 "
-            "or newer.",
-        ) from error
-    if int(duckdb.__version__.split(".")[0]) < _ENGINE_VERSION:
-        raise InvalidOptionError(
-            f"SQL in the read needs DuckDB {_ENGINE_VERSION}; version {duckdb.__version__} is installed.",
-            fix="run pip install --upgrade 'kafka-eos-source[sql]' on the driver and all executors, with "
-            "Python 3.11 or newer.",
-        )
 
 
 # ------------------------------------------------------------------ arguments and types
@@ -256,7 +246,7 @@ def _check_columns(names: Sequence[str], where: str) -> None:
     seen: dict[str, str] = {}
     for each in names:
         lower = each.lower()
-        if not each or lower.startswith(_RESERVED) or lower == "rowid":
+        if not each or lower.startswith(RESERVED) or lower == "rowid":
             raise InvalidSchemaError(
                 f"{where} has a column named {each!r}, which SQL in the read reserves.",
                 fix="choose another name.",
@@ -287,7 +277,7 @@ _SPARK_TYPES: Mapping[str, spark.DataType] = {
 
 #: Types of the engine that Spark has not, and what to write instead.
 _CASTS: Mapping[str, str] = {
-    "hugeint": "DECIMAL(38, 0)",
+    "hugeint": "BIGINT",
     "uhugeint": "DECIMAL(38, 0)",
     "bignum": "DECIMAL(38, 0)",
     "utinyint": "SMALLINT",
@@ -297,7 +287,7 @@ _CASTS: Mapping[str, str] = {
     "timestamp_s": "TIMESTAMP",
     "timestamp_ms": "TIMESTAMP",
     "timestamp_ns": "TIMESTAMP",
-    "null": "the type that it shall have, such as VARCHAR",
+    "null": "a type, such as VARCHAR",
 }
 
 
@@ -343,7 +333,6 @@ def _spark_type(kind: Any, column: str, whole: Any) -> spark.DataType:
 
 
 def _to_bytes(table: pa.Table) -> bytes:
-    """Returns a table as an Arrow stream; the same content gives the same bytes."""
     whole = table.replace_schema_metadata(None).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as stream:
@@ -351,370 +340,14 @@ def _to_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-# ------------------------------------------------------------------ the engine of a process
-
-_ENGINE_VERSION = 2
-
-#: What the engine may do: compute. Only the first settings need to be there when the database is opened.
-_CONFIG: Mapping[str, Any] = {
-    "threads": 1,
-    "async_threads": 0,
-    "temp_directory": "",
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "allow_community_extensions": False,
-    "python_enable_replacements": False,
-    "allow_persistent_secrets": False,
-    "preserve_insertion_order": True,
-    "errors_as_json": True,
-}
-_SETTINGS = (
-    "SET ieee_floating_point_ops = false",  # division by zero is an error, as in Spark
-    "SET enable_external_access = false",
-    "SET lock_configuration = true",
-)
+def _digest(table: pa.Table) -> str:
+    """Returns a hash of the columns and rows of a table that does not depend on how Arrow stores them."""
+    columns = [(each.name, str(each.type)) for each in table.schema]
+    rows = sorted(json.dumps(list(row.values()), default=repr) for row in table.to_pylist())
+    return hashlib.sha256(json.dumps([columns, rows]).encode()).hexdigest()
 
 
-#: Operators that keep the order of the rows.
-_IN_ORDER = frozenset({"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
-
-
-class _TooLargeError(Exception):
-    """The result for a batch is larger than the limit of memory."""
-
-
-class _Source:
-    """What the engine reads as the input: the same stream object with another batch each time.
-
-    Args:
-        schema: schema of the batches.
-        numbered: whether the engine also sees a column with the number of each row.
-    """
-
-    def __init__(self, schema: pa.Schema, *, numbered: bool) -> None:
-        number = pa.field(f"{KEY}0", pa.int64())
-        self._numbered = numbered
-        self._schema = schema.append(number) if numbered else schema
-        self.empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-        self.set(self.empty)
-
-    def set(self, batch: pa.RecordBatch) -> None:
-        """Sets the batch to read next."""
-        if self._numbered:
-            columns = [*batch.columns, pa.array(np.arange(batch.num_rows, dtype=np.int64))]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        self._batch = batch
-
-    def __arrow_c_schema__(self) -> object:
-        return self._schema.__arrow_c_schema__()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self._batch.__arrow_c_stream__()
-
-
-class _Engine:
-    """DuckDB in memory, with the static tables and the input of one text.
-
-    Attributes:
-        lock: its user must hold it, because a connection runs one query at a time.
-    """
-
-    def __init__(self, step: SqlTransform) -> None:
-        self.step = step
-        self.lock = threading.Lock()
-        self.connection = self._opened()
-        self.empty = self.source.empty
-        self._relation: duckdb.DuckDBPyRelation | None = None
-
-    def _opened(self) -> duckdb.DuckDBPyConnection:
-        import duckdb
-
-        step = self.step
-        self.source = _Source(arrow_schema(step.input), numbered=step.keys > 0)
-        config = {**_CONFIG, "memory_limit": f"{step.memory_bytes}B"}
-        connection = duckdb.connect(":memory:", config=config)
-        try:
-            connection.sql(f"SET TimeZone = {_quoted(step.time_zone, chr(39))}")
-        except duckdb.Error as error:
-            raise InvalidOptionError(
-                f"the time zone of the session is {step.time_zone!r}, which DuckDB does not know: "
-                f"{_message(error)}.",
-                fix="set spark.sql.session.timeZone to the name of a zone, such as Europe/Berlin.",
-            ) from error
-        for each in _SETTINGS:
-            connection.sql(each)
-        for name, stream in step.tables.items():
-            table = pa.ipc.open_stream(stream).read_all()
-            try:
-                connection.register(f"{_RESERVED}_table", table)
-                connection.sql(f"CREATE TABLE {_quoted(name)} AS SELECT * FROM {_RESERVED}_table")
-            except duckdb.Error as error:
-                raise InvalidSchemaError(
-                    f"DuckDB cannot read the static table {name!r}: {_message(error)}.",
-                    fix="drop the column, or cast it to another type.",
-                ) from error
-            connection.unregister(f"{_RESERVED}_table")
-        try:
-            connection.register(step.name, self.source)
-            connection.sql(f"SELECT * FROM {_quoted(step.name)}").fetchall()
-        except (duckdb.Error, pa.ArrowException) as error:
-            raise InvalidSchemaError(
-                f"DuckDB cannot read the input {step.name!r} with the schema {step.input.simpleString()}: "
-                f"{_message(error)}.",
-                fix="select only columns that the text needs, or cast the column before.",
-            ) from error
-        return connection
-
-    def close(self) -> None:
-        self._relation = None
-        self.connection.close()
-
-    def reset(self) -> None:
-        """Opens the engine again, after an internal error that leaves it unusable."""
-        self.close()
-        self.connection = self._opened()
-
-    # -------------------------------------------------------------- before the query starts
-
-    def tree(self, text: SqlText) -> dict[str, Any]:
-        """Returns the syntax tree of the only statement of a text.
-
-        Raises:
-            InvalidSqlError: if the text is no SELECT, or more than one.
-        """
-        [[written]] = self._values("SELECT json_serialize_sql(?::VARCHAR)", [text.text])
-        found = json.loads(written)
-        if found.get("error"):
-            if found.get("error_type") == "not implemented":
-                raise text.error(f"{self._kind(text.text)} is not possible in the read", "write a SELECT.")
-            at = found.get("position")
-            raise text.error(
-                _first_line(found.get("error_message", "")),
-                'correct the text. It is DuckDB\'s dialect of SQL: see the page "SQL in the read".',
-                None if at is None else int(at),
-            )
-        statements = found["statements"]
-        if len(statements) != 1:
-            raise text.error(
-                f"it has {len(statements)} statements", "write one SELECT; a WITH may name its parts."
-            )
-        node: dict[str, Any] = statements[0]["node"]
-        return node
-
-    def tree_of(self, query: str) -> dict[str, Any]:
-        """Returns the syntax tree of a query that this package wrote."""
-        return self.tree(SqlText(query))
-
-    def binds(self, tree: Mapping[str, Any]) -> bool:
-        """Returns whether the names in a query have a meaning on their own."""
-        import duckdb
-
-        try:
-            self.connection.sql(self.text_of(tree))
-        except duckdb.Error:
-            return False
-        return True
-
-    def _kind(self, text: str) -> str:
-        import duckdb
-
-        try:
-            found = self.connection.extract_statements(text)[0].type.name
-        except (duckdb.Error, IndexError):
-            return "this statement"
-        return "PIVOT" if found == "MULTI" else found.replace("_", " ")
-
-    def text_of(self, tree: Mapping[str, Any]) -> str:
-        """Returns a syntax tree as text."""
-        whole = json.dumps({"error": False, "statements": [{"node": tree, "named_param_map": []}]})
-        [[text]] = self._values("SELECT json_deserialize_sql(?::JSON)", [whole])
-        return str(text)
-
-    def functions(self) -> Functions:
-        """Returns the functions of the engine."""
-        return Functions.of(
-            self._values(
-                "SELECT DISTINCT lower(function_name), function_type, stability FROM duckdb_functions()"
-            )
-        )
-
-    def _values(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
-        found: list[Any] = self.connection.sql(query, params=list(parameters) or None).fetchall()
-        return found
-
-    def bind(self, query: str, text: SqlText, known: set[str]) -> tuple[list[str], list[Any]]:
-        """Returns the names and types of the columns of a query, without running it.
-
-        Raises:
-            InvalidSqlError: if it uses a name that is not there, or a type that does not fit.
-        """
-        import duckdb
-
-        explain = "EXPLAIN "
-        try:
-            self.connection.execute(explain + query).fetchall()
-            found = self.connection.sql(query)
-        except duckdb.Error as error:
-            details = _details(error)
-            at = details.get("position")
-            raise text.error(
-                _message(error),
-                _nearest(details, known),
-                None if at is None else max(0, int(at) - len(explain)),
-            ) from error
-        return list(found.columns), list(found.types)
-
-    def operators(self, query: str) -> set[str]:
-        """Returns the names of the operators in the plan of a query."""
-        pending = list(json.loads(self._values(f"EXPLAIN (FORMAT json) {query}")[0][1]))
-        found = set()
-        while pending:
-            each = pending.pop()
-            found.add(str(each["name"]).strip())
-            pending += each.get("children", ())
-        return found
-
-    def try_without_rows(self, text: SqlText) -> None:
-        """Tries the text on an empty batch, as a task will run it.
-
-        Raises:
-            InvalidSqlError: if it fails, or returns rows.
-        """
-        import duckdb
-
-        try:
-            found = self.relation
-            if list(found.columns)[: len(found.columns) - self.step.keys] != self.step.rows.names:
-                raise text.error(
-                    f"the columns of the result would be {', '.join(found.columns)}", "name the columns."
-                )
-            result = self.run(self.empty)
-        except duckdb.Error as error:
-            raise text.error(f"it fails without any row: {_message(error)}", "correct the text.") from error
-        if result.num_rows:
-            raise text.error(
-                f"it returns {result.num_rows} row(s) for a batch without records; these would come once for "
-                "each batch",
-                "let each row come from a row of the input.",
-            )
-
-    # -------------------------------------------------------------- batches
-
-    @property
-    def relation(self) -> duckdb.DuckDBPyRelation:
-        """The query of the step, prepared."""
-        if self._relation is None:
-            self._relation = self.connection.sql(self.step.query)
-        return self._relation
-
-    def run(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the result for a batch.
-
-        Raises:
-            duckdb.Error: if the engine fails.
-            _TooLargeError: if the result is larger than the limit of memory.
-        """
-        relation = self.relation
-        found: list[pa.RecordBatch] = []
-        size = 0
-        self.source.set(batch)
-        try:
-            reader = relation.to_arrow_reader(_RESULT_ROWS)
-            try:
-                for each in reader:
-                    size += each.nbytes
-                    if size > self.step.memory_bytes:
-                        raise _TooLargeError
-                    found.append(each)
-            finally:
-                reader.close()  # else the connection stays in use
-        finally:
-            self.source.set(self.empty)
-        return _joined(_in_order(found, self.step.keys), self.step.schema)
-
-    def parts(
-        self, batch: pa.RecordBatch, rows: Sequence[int], errors: dict[int, str]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields the results for the parts of a batch between the rows that fail.
-
-        Args:
-            batch: the batch.
-            rows: number of each of its rows, for the errors.
-            errors: the text for each row that fails; this method fills it.
-
-        Raises:
-            InvalidSqlError: if the engine fails even without rows.
-        """
-        import duckdb
-
-        pending = [(batch, rows)]
-        tried = False
-        while pending:
-            part, numbers = pending.pop()
-            if not part.num_rows:
-                continue
-            try:
-                result = self.run(part)
-            except (duckdb.Error, _TooLargeError) as error:
-                if isinstance(error, (duckdb.FatalException, duckdb.InternalException)):
-                    self.reset()
-                if not tried:
-                    self._without_rows(error)
-                    tried = True
-                if part.num_rows == 1:
-                    errors[numbers[0]] = self._of_row(error)
-                    continue
-                half = part.num_rows // 2
-                pending.append((part.slice(half), numbers[half:]))
-                pending.append((part.slice(0, half), numbers[:half]))
-                continue
-            yield result
-
-    def _without_rows(self, error: Exception) -> None:
-        """Checks that the rows are to blame for an error, and not the static tables or the engine."""
-        import duckdb
-
-        try:
-            self.run(self.empty)
-        except (duckdb.Error, _TooLargeError) as found:
-            raise InvalidSqlError(
-                f"DuckDB cannot run the SQL text, even without any row: {self._of_row(found)} (before that: "
-                f"{_message(error)}).\n    {_short(self.step.text)}\n",
-                fix=f"if it needs more memory, raise {SQL_MEMORY!r}; else correct the text or the static "
-                "tables.",
-            ) from found
-
-    def _of_row(self, error: Exception) -> str:
-        import duckdb
-
-        if isinstance(error, (duckdb.OutOfMemoryException, _TooLargeError)):
-            return f"needs more memory than {SQL_MEMORY!r} allows ({self.step.memory_bytes:,} bytes)"
-        return _message(error)
-
-
-_ENGINES: OrderedDict[tuple[int, str], _Engine] = OrderedDict()
-_ENGINES_LOCK = threading.Lock()
-_MOST_ENGINES = 8
-
-
-def _engine(step: SqlTransform) -> _Engine:
-    """Returns the engine of this process for a step; opens it for the first batch."""
-    key = (os.getpid(), f"{step.digest} {step.memory_bytes}")  # a forked process must not use its parent's
-    with _ENGINES_LOCK:
-        found = _ENGINES.get(key)
-        if found is None:
-            require_engine()
-            found = _ENGINES[key] = _Engine(step)
-            while len(_ENGINES) > _MOST_ENGINES:
-                _ENGINES.popitem(last=False)
-        _ENGINES.move_to_end(key)
-        return found
-
-
-# ------------------------------------------------------------------ values and texts
-
-
-def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int], dict[int, str]]:
+def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Rows, dict[int, str]]:
     """Returns the rows of a batch whose strings are UTF-8, their numbers, and an error for each other row.
 
     Spark does not check bytes that it casts to a string, and the engine relies on it.
@@ -723,10 +356,11 @@ def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int], d
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         for row in _not_text(column, 0):
             errors.setdefault(row, f"column {name!r} has a string that is not UTF-8")
+    numbers = np.arange(batch.num_rows, dtype=np.int64)
     if not errors:
-        return batch, range(batch.num_rows), errors
-    numbers = [row for row in range(batch.num_rows) if row not in errors]
-    return batch.take(pa.array(numbers, pa.int64())), numbers, errors
+        return batch, numbers, errors
+    numbers = np.delete(numbers, list(errors))
+    return batch.take(pa.array(numbers)), numbers, errors
 
 
 def _not_text(column: pa.Array, first: int) -> Iterator[int]:
@@ -740,75 +374,3 @@ def _not_text(column: pa.Array, first: int) -> Iterator[int]:
         half = len(column) // 2
         yield from _not_text(column.slice(0, half), first)
         yield from _not_text(column.slice(half), first + half)
-
-
-def _in_order(batches: Sequence[pa.RecordBatch], keys: int) -> Sequence[pa.RecordBatch]:
-    """Returns the rows in the order of the keys in the last columns, without the keys."""
-    if not keys or not batches:
-        return batches
-    whole = pa.concat_batches(batches)
-    names = whole.schema.names[-keys:]
-    first = whole.column(names[0]).to_numpy(zero_copy_only=False)
-    kept = whole.select(range(whole.num_columns - keys))
-    if np.all(first[1:] > first[:-1]):  # one row of the result for each row, and in order
-        return [kept]
-    order = pc.sort_indices(whole.select(names), sort_keys=[(name, "ascending") for name in names])  # stable
-    return [kept.take(order)]
-
-
-def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Returns batches as one, with the types of a schema."""
-    if len(batches) == 1:
-        whole = batches[0]
-    elif batches:
-        whole = pa.concat_batches(batches)
-    else:
-        return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-    if whole.schema.equals(schema):
-        return whole
-    columns = [
-        column if column.type.equals(each.type) else column.cast(each.type)
-        for column, each in zip(whole.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _details(error: Exception) -> Mapping[str, Any]:
-    """Returns what an error of the engine says, by the names that the engine uses."""
-    text = str(error)
-    try:
-        found = json.loads(text[text.index("{") :])
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _nearest(details: Mapping[str, Any], columns: set[str]) -> str:
-    """Returns what to do about a name that the engine does not know."""
-    wanted = str(details.get("name", "")).lower()
-    hint = str(details.get("candidates", "")).split(",", 1)[0].strip()
-    if details.get("error_subtype") == "COLUMN_NOT_FOUND":
-        names = {each.lower(): each for each in columns}
-        near = difflib.get_close_matches(wanted, names, n=1)
-        hint = names[near[0]] if near else ""
-        return f"did you mean {hint!r}?" if hint else f"the columns are {_short(', '.join(sorted(columns)))}."
-    return f"did you mean {hint!r}?" if hint else "correct the text."
-
-
-def _message(error: Exception) -> str:
-    """Returns the first line of an error, without advice that does not apply here."""
-    text = str(_details(error).get("exception_message") or error)
-    return _first_line(text)
-
-
-def _first_line(text: str) -> str:
-    line = text.split("\n", 1)[0].split(", or SET ", 1)[0].strip().rstrip(".!")
-    return _short(line)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def _quoted(name: str, quote: str = '"') -> str:
-    return f"{quote}{name.replace(quote, quote * 2)}{quote}"

@@ -22,7 +22,8 @@ from kafka_eos_source.errors import InvalidSqlError
 #: A node of the syntax tree, as ``json_serialize_sql`` of DuckDB writes it.
 Node = Mapping[str, Any]
 
-_AGGREGATE = "compute it with aggregate() (App.aggregate), which keeps its state across batches."
+#: What to use instead of an aggregate.
+AGGREGATE = "compute it with aggregate() (App.aggregate), which keeps its state across batches."
 _WHOLE_INPUT = (
     "a step in the read sees one batch of records at a time, and a batch is not the table: batches end where "
     "the task happened to stop reading"
@@ -326,12 +327,12 @@ class _Checker:
             if grouped or node.get("having") or node.get("aggregate_handling") != "STANDARD_HANDLING":
                 self.refuse(
                     f"GROUP BY and HAVING are not possible in the read: {_WHOLE_INPUT}",
-                    _AGGREGATE,
+                    AGGREGATE,
                     node.get("group_expressions") or node.get("having"),
                 )
             if node.get("qualify"):
                 self.refuse(
-                    f"QUALIFY is not possible in the read: {_WHOLE_INPUT}", _AGGREGATE, node["qualify"]
+                    f"QUALIFY is not possible in the read: {_WHOLE_INPUT}", AGGREGATE, node["qualify"]
                 )
             self.modifiers(node)
         for part in ("select_list", "where_clause", "group_expressions", "having", "qualify", "modifiers"):
@@ -505,7 +506,7 @@ class _Checker:
             if per_row:
                 shown = "count(*)" if name == "count_star" else name
                 self.refuse(
-                    f"the aggregate {shown} is not possible in the read: {_WHOLE_INPUT}", _AGGREGATE, node
+                    f"the aggregate {shown} is not possible in the read: {_WHOLE_INPUT}", AGGREGATE, node
                 )
         if name in _LIST_AGGREGATE:
             chosen = _constant(arguments[1]) if len(arguments) > 1 else None

@@ -1,11 +1,11 @@
 """Extends a SQL text by columns that say in which order the rows of its result belong.
 
-A filter, a projection and `unnest` keep the order of their input. A join does not: the engine reads the smaller
-side first, and returns what matches in an order of its own. Neither does UNION ALL, which returns the rows of
-one side after those of the other. In these cases, each row of the result carries *keys*: the number of its input
-row, which side of a UNION ALL it comes from, the numbers of the static rows that it was joined with, and its
-place in a list that was unnested. Sorted by them, the rows are in the order in which nested loops over
-the tables would return them, for every division of the input into batches.
+A filter, a projection and `unnest` keep the order of their input. A join does not: the engine reads the
+smaller side first, and returns what matches in an order of its own. Neither does UNION ALL, which returns the
+rows of one side after those of the other. In these cases, each row of the result carries *keys*: the number
+of its input row, which side of a UNION ALL it comes from, the numbers of the static rows that it was joined
+with, and its place in a list that was unnested. Sorted by them, the rows are in the order in which nested
+loops over the tables would return them, for every division of the input into batches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _NO_KEY = "CAST(NULL AS BIGINT)"
 
 #: A node of the syntax tree that may be changed.
 _Node = dict[str, Any]
+
+#: Parts of a SELECT with expressions of its rows.
+_PARTS = ("select_list", "from_table", "where_clause")
 
 _SPLIT = "do the join in a query of its own: WITH joined AS (SELECT … JOIN …) SELECT … FROM joined."
 
@@ -108,9 +111,10 @@ class KeyedOrder:
     def _select(self, node: _Node) -> list[str]:
         scope = _Scope()
         self._from(node, "from_table", scope)
-        expressions = [node[part] for part in ("select_list", "where_clause") if node.get(part)]
-        for each in _expressions(expressions):
-            self._expression(each, scope)
+        for each in _expressions(node["select_list"]):
+            if each["class"] == "STAR":
+                self._star(each, scope)
+        self._refuse_whole_rows([node.get(part) for part in _PARTS], scope)
         items = [f'"{table}"."{column}"' for table, column in scope.keys]
         lists = [each for each in _expressions(node["select_list"]) if _is_unnest(each)]
         items += ["unnest(generate_series(1, len(list)))"] * len(lists)
@@ -130,28 +134,31 @@ class KeyedOrder:
         node["select_list"] += added
         return names
 
-    def _expression(self, node: _Node, scope: _Scope) -> None:
-        if node["class"] == "STAR":
-            if node.get("columns") and node.get("expr"):
+    def _star(self, node: _Node, scope: _Scope) -> None:
+        if node.get("columns"):
+            if node.get("expr"):
                 raise self.text.error(
                     "COLUMNS with a pattern is not possible beside a join or UNION ALL",
                     "name the columns.",
                     position(node),
                 )
-            if not node.get("columns"):
-                table = str(node.get("relation_name") or "").lower()
-                known = {each.lower(): hidden for each, hidden in scope.hidden.items()}
-                added = (
-                    known.get(table, []) if table else [name for names in known.values() for name in names]
-                )
-                node["exclude_list"] = [*(node.get("exclude_list") or ()), *added]
-        elif node["class"] == "COLUMN_REF" and len(node["column_names"]) == 1:
-            name = str(node["column_names"][0]).lower()
-            if name not in self.columns and name in {each.lower() for each in scope.hidden}:
+            return
+        table = str(node.get("relation_name") or "").lower()
+        added = [
+            name for each, names in scope.hidden.items() if table in {"", each.lower()} for name in names
+        ]
+        node["exclude_list"] = [*(node.get("exclude_list") or ()), *added]
+
+    def _refuse_whole_rows(self, parts: object, scope: _Scope) -> None:
+        """Refuses the name of a table as a value, which would contain the keys, also in subqueries."""
+        tables = {each.lower() for each in scope.hidden} - self.columns
+        for each in _expressions(parts, subqueries=True):
+            names = list(each.get("column_names") or [])
+            if each["class"] == "COLUMN_REF" and len(names) == 1 and str(names[0]).lower() in tables:
                 raise self.text.error(
-                    f"{name} means a whole row, which is not possible beside a join or UNION ALL",
+                    f"{names[0]} means a whole row, which is not possible beside a join or UNION ALL",
                     "make a struct of its columns: {'a': a, 'b': b}.",
-                    position(node),
+                    position(each),
                 )
 
     # ------------------------------------------------------------------ tables
@@ -216,15 +223,15 @@ class KeyedOrder:
             )
 
 
-def _expressions(found: object) -> Iterator[_Node]:
-    """Yields all expressions in a part of a query, but not those in subqueries."""
+def _expressions(found: object, *, subqueries: bool = False) -> Iterator[_Node]:
+    """Yields all expressions in a part of a query, those in subqueries only if asked."""
     pending = [found]
     while pending:
         each = pending.pop(0)
         if isinstance(each, dict):
             if "class" in each:
                 yield each
-            pending[:0] = [value for key, value in each.items() if key != "subquery"]
+            pending[:0] = [value for key, value in each.items() if subqueries or key != "subquery"]
         elif isinstance(each, list):
             pending[:0] = each
 

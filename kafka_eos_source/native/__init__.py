@@ -1,4 +1,4 @@
-"""The C kernel: four source files, whose compiled libraries this module finds and loads.
+"""The C kernel: five source files, whose compiled libraries this module finds and loads.
 
 Every installation contains them.
 """

@@ -645,7 +645,7 @@ typedef struct {
         const uint8_t *digits, *past_digits; /* with a point */
 } number_t;
 
-/* Reads a well-formed number. Returns its end; NULL = it is not well-formed. `is_text`: with the rules of Java. */
+/* Reads a number. Returns its end; NULL = it is not well-formed. */
 static inline const uint8_t *read_number(run_t *run, const uint8_t *at, number_t *found) {
         const uint8_t *start, *point = NULL;
         uint64_t mantissa = 0;
@@ -1061,14 +1061,12 @@ static int read_zone(text_t text, int64_t *offset) {
         case 1:
         case 2:
                 if (read_byte(&text, ':')) {
-                        int is_short = text.at - start == 2;
-                        start        = text.at;
+                        start = text.at;
                         if (!read_digits(&text, 1, 2, &minutes))
                                 return 0;
-                        if (text.at - start == 1 && (text.at < text.past || (has_prefix && is_short)))
+                        if (text.at - start == 1 && text.at < text.past)
                                 return 0;
-                        if (read_byte(&text, ':') &&
-                            (!read_digits(&text, 2, 2, &seconds)))
+                        if (read_byte(&text, ':') && !read_digits(&text, 2, 2, &seconds))
                                 return 0;
                 }
                 break;
@@ -1159,7 +1157,7 @@ static int to_timestamp(text_t text, const input_t *input, int64_t *value) {
         return 1;
 }
 
-/* Decodes base64 with padding. `to` has room for as many bytes as the text has. Returns -1 if it is none. */
+/* Decodes base64 with padding, at most three bytes for four of the text. Returns -1 if it is none. */
 static int64_t from_base64(text_t text, uint8_t *to) {
         uint8_t *start = to;
         while (text.at < text.past) {
@@ -1276,6 +1274,8 @@ static const uint8_t *decode_number(run_t *run, int64_t index, const uint8_t *at
                 return NULL;
         if (UNLIKELY(past - at > LONGEST_NUMBER))
                 return misfit(run, LONG_NUMBER, index, at);
+        if (number.is_integer && number.mantissa == 0 && number.is_exact)
+                number.is_negative = 0; /* -0 is an integer without a sign, but -0.0 has one */
         to = column->values.at + row * WIDTHS[node->op];
         switch (node->op) {
         case OP_FLOAT: {
@@ -1429,7 +1429,7 @@ static const uint8_t *decode_text(run_t *run, int64_t index, const uint8_t *at, 
         }
         case OP_BINARY: {
                 int64_t bytes;
-                if (!make_room(run, column, text.past - text.at))
+                if (!make_room(run, column, (text.past - text.at) / 4 * 3))
                         return NULL;
                 bytes = from_base64(text, column->heap.at + column->heap.bytes);
                 if (bytes < 0)
@@ -1490,10 +1490,10 @@ static const uint8_t *decode_array(run_t *run, int64_t index, const uint8_t *at,
 typedef struct {
         const uint8_t *at;
         int64_t bytes;
-} key_t_;
+} map_key_t;
 
 static int compare_keys(const void *left, const void *right) {
-        const key_t_ *a = left, *b = right;
+        const map_key_t *a = left, *b = right;
         if (a->bytes != b->bytes)
                 return a->bytes < b->bytes ? -1 : 1;
         return memcmp(a->at, b->at, (size_t)a->bytes);
@@ -1502,7 +1502,7 @@ static int compare_keys(const void *left, const void *right) {
 /* Returns whether a key occurs twice among those from `first` on; -1 = there is not enough memory. */
 static int has_repeated_key(run_t *run, const column_t *keys, int64_t first) {
         int64_t count = keys->rows - first, one, other;
-        key_t_ *found;
+        map_key_t *found;
 
         if (count <= 8) {
                 for (one = first + 1; one < keys->rows; one++)
@@ -1516,14 +1516,14 @@ static int has_repeated_key(run_t *run, const column_t *keys, int64_t first) {
                 return 0;
         }
         run->keys.bytes = 0;
-        if (!reserve_within(&run->keys, count * (int64_t)sizeof(key_t_), NULL))
+        if (!reserve_within(&run->keys, count * (int64_t)sizeof(map_key_t), NULL))
                 return -1;
-        found = (key_t_ *)(void *)run->keys.at;
+        found = (map_key_t *)(void *)run->keys.at;
         for (one = 0; one < count; one++) {
                 found[one].at    = keys->heap.at + offset_at(keys, first + one);
                 found[one].bytes = offset_at(keys, first + one + 1) - offset_at(keys, first + one);
         }
-        qsort(found, (size_t)count, sizeof(key_t_), compare_keys);
+        qsort(found, (size_t)count, sizeof(map_key_t), compare_keys);
         for (one = 1; one < count; one++)
                 if (compare_keys(&found[one - 1], &found[one]) == 0)
                         return 1;

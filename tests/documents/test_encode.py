@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import decimal
 import json
+import os
 import pickle
 import struct
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +38,11 @@ from pyspark.sql.types import (
 from kafka_eos_source.documents import encode as module
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from tests.support import sanitized
 from tests.support.json_model import arrow_type, as_json, as_key, double, present, structs, types, values
+
+EXAMPLES = int(os.environ.get("JSON_EXAMPLES", "100"))
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Africa/Monrovia", "Australia/Lord_Howe", "Asia/Kolkata")
 
 
 def row(**fields: DataType) -> StructType:
@@ -58,10 +64,8 @@ def texts(made: pa.Array) -> list[str | None]:
 
 # -- any type ------------------------------------------------------------------------------------
 
-ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Africa/Monrovia", "Australia/Lord_Howe", "Asia/Kolkata")
 
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_documents_are_as_in_the_model(data: st.DataObject) -> None:
     type_ = data.draw(structs(types(floating=True)))
@@ -72,7 +76,7 @@ def test_documents_are_as_in_the_model(data: st.DataObject) -> None:
     assert documents(type_, column, zone) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_keys_are_as_in_the_model(data: st.DataObject) -> None:
     type_ = data.draw(
@@ -84,7 +88,7 @@ def test_keys_are_as_in_the_model(data: st.DataObject) -> None:
     assert made == [None if each is None else as_key(type_, each, zone) for each in rows]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_documents_are_json_with_the_same_values(data: st.DataObject) -> None:
     type_ = data.draw(structs(st.sampled_from([StringType(), LongType(), ArrayType(StringType())])))
@@ -94,7 +98,7 @@ def test_documents_are_json_with_the_same_values(data: st.DataObject) -> None:
     assert [json.loads(each or "") for each in made] == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_other_arrow_types_of_the_same_values(data: st.DataObject) -> None:
     """Engines return large and encoded columns."""
@@ -147,7 +151,7 @@ def floating(bits: int, letter: str) -> float:
     return struct.unpack(f"<{letter}", bits.to_bytes(4 if letter == "f" else 8, "little"))[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=20, max_size=20))
 def test_doubles_of_any_bits(bits: list[int]) -> None:
     numbers = [floating(each, "d") for each in bits]
@@ -158,7 +162,7 @@ def test_doubles_of_any_bits(bits: list[int]) -> None:
     assert made == [double(each) for each in numbers]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=20, max_size=20))
 def test_floats_of_any_bits(bits: list[int]) -> None:
     numbers = [floating(each, "f") for each in bits]
@@ -202,7 +206,7 @@ def binary_string(content: bytes) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), 1, made.buffers())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.binary(max_size=40), st.integers(0, 12))
 @example(b"\xed\xa0\x80", 0)
 @example(b"\xf0\x9f\x98", 7)
@@ -302,3 +306,12 @@ def test_items_that_take_no_memory_are_bounded() -> None:
     items = pa.nulls(100_000_000)
     column = pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
     assert len(JsonEncoding(ArrayType(NullType()), "UTC").encode(column)) == 0
+
+
+# -- the library ---------------------------------------------------------------------------------
+
+
+def test_the_library_reads_and_writes_within_its_memory(tmp_path: Path) -> None:
+    sanitized.check(
+        "json_text", tmp_path, ["documents/test_encode.py"], "not library", {"JSON_EXAMPLES": "15"}
+    )

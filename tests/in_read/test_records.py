@@ -18,7 +18,7 @@ from kafka_eos_source.spark.pickled import from_option, to_option
 from kafka_eos_source.spark.session import SessionRules
 
 UTC = SessionRules("UTC", is_ansi=True)
-FRAME = {"id": "bigint", "name": "string", "raw": "binary", "gone": "boolean", "at": "timestamp"}
+FRAME = {"id": "long", "name": "string", "raw": "binary", "gone": "boolean", "at": "timestamp"}
 ROWS = [
     {"id": 1, "name": "a", "raw": b"\x01", "gone": False, "at": 1_000_000},
     {"id": 2, "name": None, "raw": None, "gone": None, "at": None},
