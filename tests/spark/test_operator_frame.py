@@ -301,6 +301,6 @@ def test_a_read_that_sets_bad_records_aside_names_itself_in_refusals() -> None:
 def test_a_union_of_two_parts_of_one_read_is_refused() -> None:
     frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ)
     with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
-        frame.select("k").unionByName(frame.select("k"))
+        frame.select("k").union(frame.select("k"))
     other = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=Senders(reads=("other",)))
-    assert senders_of(frame.unionByName(other)) == Senders(reads=("f", "other"))
+    assert senders_of(frame.union(other)) == Senders(reads=("f", "other"))
