@@ -298,7 +298,7 @@ def test_bad_records_pass_an_operator_in_the_read(monkeypatch: pytest.MonkeyPatc
     ) -> Iterator[pa.RecordBatch]:
         seen[:] = [] if skips[0] else list(rows)
         finish()
-        found = [each for column in packets for each in unpacked(column)]
+        found = [each for column in packets.taken() for each in unpacked(column)]
         assert all(isinstance(each, BadRecords) and each.task.task == 1 for each in found)
         seen.append(found)
         yield from ()

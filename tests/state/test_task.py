@@ -311,17 +311,18 @@ def test_packets_of_the_read_reach_the_sink_complete_in_any_case(
             persist_pending=lambda: (of, ()),
         )
 
-    packets: list[pa.Array] = []
+    packets, reported = packing.WaitingPackets(), []
+
+    def finish() -> None:
+        if not reported:
+            reported.append(True)
+            packets.append(pa.array([b"report"]))
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number in range(3):
             packets.append(pa.array([b"packet %d" % number]))
             yield pa.record_batch({"n": pa.array([number])})
-        packets.append(pa.array([b"report"]))
-
-    def finish() -> None:
-        if pa.array([b"report"]) not in packets:
-            packets.append(pa.array([b"report"]))
+        finish()
 
     run(monkeypatch, StreamingTask("q", "4", "r"))
     monkeypatch.setattr(operator_task, "open_shard", opened)
