@@ -292,7 +292,9 @@ class RowsInRead(StepInRead):
             InvalidRecordError: if they are not to be set aside, or it is not known which they are.
         """
         if given.aligned:
-            bad = bad_records(given.records, {row: f"{self.what}: {text}" for row, text in errors.items()})
+            is_first = self.columns.before is None
+            named = errors if is_first else {row: f"{self.what}: {text}" for row, text in errors.items()}
+            bad = bad_records(given.records, named)
             if set_aside is None:
                 raise bad_record(bad)
             set_aside(bad)

@@ -107,7 +107,7 @@ def test_the_column_of_the_source_is_known_through_all_steps() -> None:
 @pytest.mark.parametrize(
     ("step", "bad", "said"),
     [
-        (decoded, b"x", "the record of topic t, partition 3, offset 12 .* digits: no digits.*'x'"),
+        (decoded, b"x", "the record of topic t, partition 3, offset 12 .* no digits.*'x'"),
         (odd, b"13", "the record of topic t, partition 3, offset 12 .* SQL: unlucky.*'13'"),
         (odd, b"x", "the record .* offset 12 .* digits"),
     ],
