@@ -85,24 +85,36 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         print("\nprocesses were left, and killed:", *left, sep="\n  ", file=sys.stderr)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # around the hook of xdist, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Runs the slow tests first, and says which tests one worker has to run.
 
     With ``--dist loadgroup --no-loadscope-reorder``, xdist keeps this order, and gives each test to a worker
     of its own, except for groups: the tests of a file with fixtures for the whole file, and those that need
-    the same cluster.
+    the same cluster. The run fails if xdist ignores the groups: each worker would start all the clusters.
     """
     slow = {name: number for number, name in enumerate(_SLOW_TESTS)}
     places: dict[str, int] = {}
+    grouped: dict[pytest.Item, str] = {}
     for item in items:
         group = _group(item)
         if group is not None:
+            grouped[item] = group
             item.add_marker(pytest.mark.xdist_group(group))
             places[item.nodeid] = -1  # groups take longest
         else:
             places[item.nodeid] = slow.get(getattr(item, "originalname", item.name), len(slow))
     items.sort(key=lambda item: places[item.nodeid])  # stable, so the tests of a file keep their order
+    yield
+    for item, group in grouped.items():
+        if item.config.getoption("loadgroup", False) and not item.nodeid.endswith(f"@{group}"):
+            text = (
+                f"xdist ignores the groups with pytest {pytest.__version__}: install that of pyproject.toml"
+            )
+            item.ihook.pytest_collectreport(
+                report=pytest.CollectReport("integration", "failed", longrepr=text, result=[])
+            )
+            break
 
 
 def _group(item: pytest.Item) -> str | None:
