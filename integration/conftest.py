@@ -35,8 +35,7 @@ _SLOW_TESTS = (
     "test_the_demo_finds_every_event_exactly_once",
     "test_alarms_of_a_real_query_fire_and_clear",
     "test_commits_in_changing_processes_and_failed_tasks_are_exactly_once",
-    "test_t200_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_batches",
-    "test_t392_damaged_manifests_beside_sound_ones_do_not_stop_the_restore",
+    "test_t200_t392_a_host_that_lost_its_state_begins_with_the_snapshots_of_committed_batches",
     "test_a_paused_driver_is_fenced_after_another_took_over",
     "test_t49_a_batch_is_in_every_system_once_although_the_driver_is_killed_at_every_step",
     "test_a_store_is_read_as_a_dataframe_and_by_lookups",
@@ -53,12 +52,11 @@ _SLOW_TESTS = (
     "test_a_full_staging_disk_fails_the_batch_and_the_query_continues_when_there_is_space",
     "test_a_query_with_retries_survives_a_broker_outage",
     "test_revisions_reach_the_second_step_once_although_drivers_are_killed",
-    "test_a_projection_that_drops_state_changes_fails_the_batch_before_kafka",
     "test_a_query_survives_a_restart_of_the_broker",
     "test_a_session_starts_without_an_archive_that_is_damaged",
 )
 #: Fixtures of the session that start a cluster for few tests: one worker runs all of these.
-_CLUSTERS = ("secured_cluster", "other_cluster")
+_CLUSTERS = ("secured_cluster", "other_cluster", "proxied")
 
 
 # some seconds pass between the choice of a port and its use: workers that run at the same time share no ports
