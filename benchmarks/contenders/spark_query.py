@@ -98,7 +98,7 @@ TUNED = Tuning(
 
 
 @dataclass(frozen=True)
-class _Query:
+class Query:
     """A query that copies a topic, with kafka-eos or with Spark's own connector.
 
     Attributes:
@@ -133,7 +133,7 @@ class _Query:
         batch = f", batches of {self.batch:,}" if self.batch else ""
         return batch + (f", {self.tuning.title}" if self.tuning else "")
 
-    def _arguments(self, job: Job, connector: str) -> dict[str, object]:
+    def arguments(self, job: Job, connector: str) -> dict[str, object]:
         return {
             "format": connector,
             "bootstrap": job.bootstrap,
@@ -156,7 +156,7 @@ class _Query:
 
 
 @dataclass(frozen=True)
-class EosQuery(_Query):
+class EosQuery(Query):
     """kafka-eos, on the PySpark that is installed here.
 
     Attributes:
@@ -192,7 +192,7 @@ class EosQuery(_Query):
             raise UnavailableError("map_in_read of this version has no argument 'write'.")
 
     def commands(self, job: Job) -> Sequence[Command]:
-        arguments = self._arguments(job, "kafka-eos")
+        arguments = self.arguments(job, "kafka-eos")
         arguments["stages_in_read"] = self.stages_in_read
         if self.files:
             arguments["sink"] = {
@@ -213,7 +213,7 @@ class EosQuery(_Query):
 
 
 @dataclass(frozen=True)
-class SparkQuery(_Query):
+class SparkQuery(Query):
     """Spark's own Kafka source and sink, which repeats records when a task or micro-batch is repeated."""
 
     guarantee: str = "at least once"
@@ -229,7 +229,7 @@ class SparkQuery(_Query):
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
-        arguments = self._arguments(job, "kafka")
+        arguments = self.arguments(job, "kafka")
         arguments["jars"] = ",".join(map(str, sorted(java.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]
