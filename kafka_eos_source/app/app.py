@@ -7,6 +7,7 @@ and a ``DataStreamWriter``. A query made with it has the same plan as one made w
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -30,7 +31,14 @@ from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide, parse_read
-from kafka_eos_source.options.table import KEYED, OPERATOR, STEP_IN_READ, STREAM_READ, STREAM_WRITE
+from kafka_eos_source.options.table import (
+    KEYED,
+    OPERATOR,
+    STATIC_TABLES,
+    STEP_IN_READ,
+    STREAM_READ,
+    STREAM_WRITE,
+)
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
@@ -138,6 +146,7 @@ class App:
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
         self._stores: dict[str, Options] = {}
+        self._tables: dict[str, str] = {}  # digests of the static tables of SQL texts
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -358,7 +367,11 @@ class App:
             InvalidSchemaError: if the text does not parse, or names a column, a function or a type that there
                 is not.
         """
-        return sql_frame(text, frames)
+        frame, tables = sql_frame(text, frames)
+        for name, digest in tables.items():
+            known = self._tables.get(name, digest)
+            self._tables[name] = digest if known == digest else f"{known} {digest}"  # two texts, two tables
+        return frame
 
     # -- state -------------------------------------------------------------------------------
 
@@ -567,7 +580,7 @@ class App:
             KafkaEosError: if a check fails; the class says what to do.
         """
         plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
-        self._check(plan.frame, plan.sink)
+        self._check(frame, plan)
         _log.info("%s", plan.text(self.id))
         return writer_of(plan.frame, self.id, plan.sink)
 
@@ -619,6 +632,8 @@ class App:
                 fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
             )
         own = {} if topic is None else {TOPIC: topic}
+        if self._tables:
+            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
         stated = self._options("sink", _replaced(options or {}, own))
         by_name = {name.lower(): value for name, value in stated.items()}
         topic = by_name.get(TOPIC)
@@ -633,14 +648,15 @@ class App:
         has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
-    def _check(self, rows: DataFrame, sink: Mapping[str, str]) -> None:
-        """Checks everything about the query that can be known before it starts; logs warnings."""
+    def _check(self, frame: DataFrame, plan: QueryPlan) -> None:
+        """Checks everything about the query of a frame that can be known before it starts; logs warnings."""
+        rows = plan.frame
         check_changelog(rows)
         session = rows.sparkSession
         arguments = (
             source_options(rows),
-            self._used_stores(rows),
-            {**sink, "queryName": self.id},
+            self._used_stores(frame),
+            {**plan.sink, "queryName": self.id},
             rows.schema,
             [RunningQuery(each.id, each.name) for each in session.streams.active],
         )

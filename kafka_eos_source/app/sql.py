@@ -14,10 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.lineage import Lineage, trace
+from kafka_eos_source.in_read.lineage import Lineage, source_options, trace
 from kafka_eos_source.in_read.rows import MappedRows, RowsInRead
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
+from kafka_eos_source.option_values import integer
+from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES, SQL_MEMORY, SQL_MEMORY_BYTES
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.session import time_zone
 from kafka_eos_source.spark.worker import task_begins
@@ -28,8 +30,8 @@ RUNS_SQL = "runs SQL"
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
-def sql_frame(text: str, frames: Mapping[str, Any]) -> DataFrame:
-    """Returns the result of a SQL text as a stream.
+def sql_frame(text: str, frames: Mapping[str, Any]) -> tuple[DataFrame, Mapping[str, str]]:
+    """Returns the result of a SQL text as a stream, and a digest of each static table.
 
     Args:
         text: the text; ``{name}`` stands for a frame.
@@ -52,17 +54,27 @@ def sql_frame(text: str, frames: Mapping[str, Any]) -> DataFrame:
             fix="use app.sql() before map_in_read, or pass the text to map_in_read instead of a function.",
         )
     zone = time_zone(frame.sparkSession)
-    transform = compile_sql(written, columns, name=stream, tables=tables, time_zone=zone)
+    parse = integer(LEAST_SQL_MEMORY_BYTES)
+    memory = [parse(SQL_MEMORY, each[SQL_MEMORY]) for each in source_options(frame) if SQL_MEMORY in each]
+    transform = compile_sql(
+        written,
+        columns,
+        name=stream,
+        tables=tables,
+        time_zone=zone,
+        memory_bytes=max(memory, default=SQL_MEMORY_BYTES),
+    )
     origin = trace(frame, frame.columns)
     if isinstance(origin, Lineage):
-        return origin.read(RowsInRead.of(transform, origin.columns, RUNS_SQL), frame.sparkSession)
+        step = RowsInRead.of(transform, origin.columns, RUNS_SQL)
+        return origin.read(step, frame.sparkSession), transform.table_digests
     function = MappedRows(transform, columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
         return function(batches)
 
-    return frame.mapInArrow(run, transform.rows)
+    return frame.mapInArrow(run, transform.rows), transform.table_digests
 
 
 def _stream(text: str, frames: Mapping[str, Any]) -> tuple[str, DataFrame]:

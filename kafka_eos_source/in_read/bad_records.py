@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.option_values import invalid
+from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.spark.arrow import BAD_RECORDS
 from kafka_eos_source.spark.schema import ORIGIN_TYPE
 
@@ -32,8 +33,6 @@ FAIL: OnBad = "fail"
 NULL: OnBad = "null"
 DEAD_LETTER: OnBad = "dead-letter"
 
-#: Class of the error of dead letters of records that could not be decoded or encoded.
-UNDECODABLE = "UndecodableRecord"
 #: Columns of the source that name a record in an error.
 PLACE = ("topic", "partition", "offset")
 
@@ -108,7 +107,7 @@ class Records:
 
 
 def bad_records(records: Records, errors: Mapping[int, str], error: str = UNDECODABLE) -> pa.RecordBatch:
-    """Returns some records as `BAD_RECORDS`; columns that were not read are null.
+    """Returns some records as `BAD_RECORDS`; columns that were not read, or have another type, are null.
 
     Args:
         records: the records.
@@ -120,11 +119,10 @@ def bad_records(records: Records, errors: Mapping[int, str], error: str = UNDECO
     given = {
         "error": pa.array([error] * len(rows), pa.string()),
         "message": pa.array([_shortened(errors[row]) for row in rows], pa.string()),
-        **{name: bad.column(name) for name in bad.schema.names},
+        **{field.name: bad.column(field.name) for field in bad.schema if field in BAD_RECORDS},
     }
     columns = [
-        given[field.name].cast(field.type) if field.name in given else pa.nulls(len(rows), field.type)
-        for field in BAD_RECORDS
+        given[field.name] if field.name in given else pa.nulls(len(rows), field.type) for field in BAD_RECORDS
     ]
     return pa.RecordBatch.from_arrays(columns, schema=BAD_RECORDS)
 

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import NULL, OnBad, check_on_bad
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
@@ -49,6 +50,7 @@ def map_in_read(
     *,
     decode: Mapping[str, RegistrySchema | StructType | str] | None = None,
     encode: Mapping[str, RegistrySchema] | None = None,
+    on_bad: OnBad = "dead-letter",
     write: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """Maps the rows of a frame as Arrow batches that go to the sink without being converted to Spark rows.
@@ -80,12 +82,14 @@ def map_in_read(
             sink accepts (``value``, ``key``, ``topic``, …). Columns are matched by name. None means the
             frame's schema.
         decode: columns to decode before the function, and how: what `registry_schema` returned for them, or,
-            for JSON objects, the schema of their fields as `StructType` or DDL. They become structs. Rows
-            that cannot be decoded do not reach the function. The sink gets them unchanged and marked as
-            invalid, so that its option ``onInvalidRecord`` decides what becomes of them. The frame should
-            have the columns ``topic``, ``partition`` and ``offset``, to name the record.
+            for JSON objects, the schema of their fields as `StructType` or DDL. They become structs. The
+            frame should have the columns ``topic``, ``partition`` and ``offset``, to name bad records.
         encode: columns to encode after the function. Rows that do not fit the schema are marked as invalid.
             ``schema`` declares these columns as binary.
+        on_bad: what becomes of a row that cannot be decoded. ``"dead-letter"`` passes it around the function
+            to the sink, unchanged and marked as invalid, so that its option ``onInvalidRecord`` decides,
+            which by default fails the batch. ``"fail"`` fails the task; ``"null"`` passes nulls to the
+            function in the place of what does not fit.
         write: options of the sink, the same that ``writeStream.options(…)`` gets. The frame can then be
             written only by that ``writeStream.format("kafka-eos")``, exactly once. It has no effect if the
             function cannot run in the tasks that read.
@@ -103,14 +107,15 @@ def map_in_read(
     columns = StructType([each for each in frame.schema if each.name != CHANGELOG])
     _check_plain(columns)
     zone = time_zone(frame.sparkSession)
-    decoders = {name: _decoder(name, each, zone) for name, each in (decode or {}).items()}
+    check_on_bad(on_bad)
+    decoders = {name: _decoder(name, each, zone, on_bad) for name, each in (decode or {}).items()}
     if isinstance(function, str):
         function, rows = _of_text(function, schema, with_decoded(columns, decoders), zone)
     else:
         rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = registry_columns(function, decoders, encode or {}, columns, rows)
+        function = registry_columns(function, decoders, encode or {}, columns, rows, on_bad)
         rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None or write is None:
@@ -180,11 +185,12 @@ def _check_plain(columns: StructType) -> None:
         )
 
 
-def _decoder(column: str, how: RegistrySchema | StructType | str, zone: str) -> ColumnDecoder:
+def _decoder(column: str, how: RegistrySchema | StructType | str, zone: str, on_bad: OnBad) -> ColumnDecoder:
     """Returns what decodes a column that ``decode`` names."""
     if isinstance(how, RegistrySchema):
         return how.decoding()
-    return JsonDecoding(_struct(how, f"of column {column!r} in decode= of map_in_read"), zone)
+    schema = _struct(how, f"of column {column!r} in decode= of map_in_read")
+    return JsonDecoding(schema, zone, partial=on_bad == NULL)
 
 
 def _of_text(

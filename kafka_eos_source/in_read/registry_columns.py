@@ -1,7 +1,8 @@
 """Decodes and encodes columns around the function of `map_in_read`: with a schema registry, or JSON.
 
-So decoded values stay in Arrow batches between Kafka and Kafka. Rows that cannot be decoded go around the
-function: they reach the sink unchanged, and marked for its option ``onInvalidRecord``.
+So decoded values stay in Arrow batches between Kafka and Kafka. With ``on_bad="dead-letter"``, rows that
+cannot be decoded go around the function: they reach the sink unchanged, and marked for its option
+``onInvalidRecord``. They need no packets, because no step of Spark can be between `map_in_read` and the sink.
 """
 
 from __future__ import annotations
@@ -18,10 +19,19 @@ from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import (
+    DEAD_LETTER,
+    FAIL,
+    NULL,
+    OnBad,
+    Records,
+    bad_record,
+    bad_records,
+)
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
-from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
+from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
@@ -40,12 +50,14 @@ class RegistryColumns:
         decodes: how to decode columns of the frame, by name.
         encodes: how to encode columns of the result, by name.
         rows: schema of the result, without the mark of invalid rows.
+        on_bad: what becomes of rows that cannot be decoded.
     """
 
     function: ArrowFunction | None
     decodes: Mapping[str, ColumnDecoder]
     encodes: Mapping[str, Encoding]
     rows: StructType
+    on_bad: OnBad = DEAD_LETTER
 
     @property
     def marked(self) -> StructType:
@@ -86,15 +98,21 @@ class RegistryColumns:
     def _decoded(
         self, batch: pa.RecordBatch, decoded: Mapping[str, Converted]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none."""
+        """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none.
+
+        Raises:
+            InvalidRecordError: if a row cannot be decoded, and that is an error.
+        """
         errors: dict[int, str] = {}
         columns = {name: batch.column(name) for name in batch.schema.names}
         for name, found in decoded.items():
             columns[name] = found.values
             for row, text in found.errors.items():
                 errors.setdefault(row, f"column {name!r}: {text}")
-        if not errors:
+        if not errors or self.on_bad == NULL:
             return pa.RecordBatch.from_pydict(columns), None
+        if self.on_bad == FAIL:
+            raise bad_record(bad_records(Records.of([batch]), errors))
         rows = np.array(sorted(errors))
         good = np.ones(batch.num_rows, bool)
         good[rows] = False
@@ -143,6 +161,7 @@ def registry_columns(
     encode: Mapping[str, RegistrySchema],
     frame: StructType,
     rows: StructType,
+    on_bad: OnBad = DEAD_LETTER,
 ) -> RegistryColumns:
     """Returns the function of `map_in_read` with its decoders and encoders.
 
@@ -169,7 +188,8 @@ def registry_columns(
             fix="pass a function, or encode the column again.",
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
-    return RegistryColumns(function, decode, {name: each.encoding() for name, each in encode.items()}, own)
+    encodes = {name: each.encoding() for name, each in encode.items()}
+    return RegistryColumns(function, decode, encodes, own, on_bad)
 
 
 def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> StructType:
@@ -212,7 +232,10 @@ def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _marks(texts: Sequence[str], bad: pa.RecordBatch) -> pa.Array:
     """Returns the marks of undecodable rows, with where they were read if the frame has these columns."""
-    fields = {"error": pa.repeat(pa.scalar(UNDECODABLE, pa.string()), len(texts)), "message": pa.array(texts)}
+    fields = {
+        "error": pa.repeat(pa.scalar(records.UNDECODABLE, pa.string()), len(texts)),
+        "message": pa.array(texts),
+    }
     fields |= {name: bad.column(name) for name in _ORIGIN if name in bad.schema.names}
     return _struct(fields, len(texts))
 
@@ -232,12 +255,12 @@ def _marks_of_result(own: pa.Array | None, failed: pa.Array | None, rows: int) -
         given = {name: pc.struct_field(own, name) for name in own.type.names if name in _MARK.names}
         marks = _struct(given, rows, own.is_null())
     else:
-        error = pa.repeat(pa.scalar(UNDECODABLE, pa.string()), rows)
+        error = pa.repeat(pa.scalar(records.UNDECODABLE, pa.string()), rows)
         marks = _struct({"error": error, "message": own}, rows, own.is_null())
     if failed is None:
         return marks
     only_failed = pc.and_(failed.is_valid(), marks.is_null())
-    texts = {"error": pa.scalar(UNDECODABLE, pa.string()), "message": failed}
+    texts = {"error": pa.scalar(records.UNDECODABLE, pa.string()), "message": failed}
     fields = {name: pc.struct_field(marks, name) for name in _MARK.names}
     fields |= {name: pc.if_else(only_failed, text, fields[name]) for name, text in texts.items()}
     return _struct(fields, rows, pc.and_(marks.is_null(), pc.invert(only_failed)))

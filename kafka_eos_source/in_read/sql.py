@@ -27,7 +27,6 @@ from kafka_eos_source.in_read.sql_check import SqlText, check
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
     RESERVED,
-    SQL_MEMORY,
     Engine,
     Rows,
     engine_of,
@@ -36,10 +35,8 @@ from kafka_eos_source.in_read.sql_engine import (
     short,
 )
 from kafka_eos_source.in_read.sql_order import KeyedOrder
+from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES, SQL_MEMORY, SQL_MEMORY_BYTES
 from kafka_eos_source.spark.arrow import arrow_schema, fit
-
-SQL_MEMORY_BYTES = 256 << 20
-LEAST_SQL_MEMORY_BYTES = 32 << 20
 
 #: The most that all static tables of a text may take together. They travel to each task.
 LARGEST_TABLES_BYTES = 8 << 20

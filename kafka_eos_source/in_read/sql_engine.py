@@ -21,15 +21,13 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
 from kafka_eos_source.in_read.sql_check import AGGREGATE, Functions, SqlText
 from kafka_eos_source.in_read.sql_order import KEY
+from kafka_eos_source.options.table import SQL_MEMORY
 from kafka_eos_source.spark.arrow import arrow_schema
 
 if TYPE_CHECKING:
     import duckdb
 
     from kafka_eos_source.in_read.sql import SqlTransform
-
-#: Option with the most memory of the engine in one task, in bytes.
-SQL_MEMORY = "sql.memory.bytes"
 
 #: Prefix of names that this package gives to columns of its own.
 RESERVED = "__kafka_eos"

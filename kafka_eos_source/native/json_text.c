@@ -218,6 +218,10 @@ static uint8_t *write_floating(uint8_t *to, uint64_t digits, int64_t exponent) {
         uint8_t found[24];
         int64_t count, point;
 
+        while (digits >= 100000000 && digits % 100000000 == 0) {
+                digits /= 100000000;
+                exponent += 8;
+        }
         while (digits >= 10 && digits % 10 == 0) {
                 digits /= 10;
                 exponent++;
@@ -552,12 +556,20 @@ static int put_string(run_t *run, const uint8_t *from, int64_t bytes) {
                         break;
                 byte = *from;
                 if (byte >= 0x80) {
-                        int taken = character(from, past);
-                        if (taken > 0) {
-                                for (; taken; taken--)
-                                        *to++ = *from++;
-                                continue;
+                        int taken = 0;
+                        while (from < past && *from >= 0x80 && (taken = character(from, past)) > 0) {
+                                if (past - from >= 4) {
+                                        memcpy(to, from, 4); /* faster than to copy only as many as there are */
+                                        from += taken;
+                                        to += taken;
+                                } else {
+                                        for (; taken; taken--)
+                                                *to++ = *from++;
+                                        taken = 1;
+                                }
                         }
+                        if (taken > 0)
+                                continue;
                         memcpy(to, "\xEF\xBF\xBD", 3);
                         to += 3;
                         from -= taken;

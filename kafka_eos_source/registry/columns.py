@@ -13,6 +13,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
@@ -202,8 +203,6 @@ Mode = Literal["fail", "permissive"]
 
 #: Fields of what the permissive mode returns.
 VALUE, ERROR = "value", "error"
-#: Class of the error of dead letters of records that could not be decoded or encoded.
-UNDECODABLE = "UndecodableRecord"
 
 
 def from_registry(

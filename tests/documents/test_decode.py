@@ -78,6 +78,22 @@ def test_each_truncation_of_a_document_is_an_error() -> None:
     check(MIXED, cuts)
 
 
+def test_names_at_the_places_of_other_names() -> None:
+    """A decoder that takes a name for the one which was there in the document before would be wrong here."""
+    inner = struct(abc=types.LongType(), abcd=types.LongType())
+    long = "x" * 30
+    schema = struct(a=inner, abc=types.LongType(), abcd=types.LongType(), **{long: types.LongType()})
+    names = ["abc", "abcd", "ab", "", "a", long, long[1:], long + "x", "abc\\u0064", "\\u0061bc"]
+    documents = [
+        f'{{"{one}"{space}:{value},"{other}":2,"a":{{"{other}":3,"{one}":4}}}}'.encode()
+        for one in names
+        for other in names
+        for space in ("", " ")
+        for value in ("1" if one != "a" else '{"abcd":5}',)
+    ]
+    check(schema, [*documents, *reversed(documents), *(each[:-1] for each in documents), *documents])
+
+
 # -- random schemas and documents ----------------------------------------------------------------
 
 NAMES = (

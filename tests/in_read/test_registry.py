@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
-from kafka_eos_source.registry.columns import UNDECODABLE
+from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.pickled import from_option, to_option
 

@@ -21,10 +21,10 @@ from pyspark.sql import types as spark
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError, KafkaEosError
 from kafka_eos_source.in_read.sql import (
     LARGEST_TABLES_BYTES,
-    LEAST_SQL_MEMORY_BYTES,
     SqlTransform,
     compile_sql,
 )
+from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES
 from kafka_eos_source.spark.arrow import arrow_schema
 
 pytest.importorskip("duckdb", minversion="2")

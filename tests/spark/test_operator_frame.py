@@ -279,3 +279,28 @@ def test_packets_pass_a_function_that_does_not_see_them(reads: str) -> None:
     assert (
         kept == {"all": ["a", "b", "c"], "one": ["a", "b"], "none": [], "ends": ["a", "b", "c", "z"]}[reads]
     )
+
+
+READ = Senders(reads=("f",))
+
+
+def test_a_read_that_sets_bad_records_aside_names_itself_in_refusals() -> None:
+    frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ).select("k")
+    assert senders_of(frame) == READ
+    with pytest.raises(
+        InvalidSchemaError, match=r"distinct\(\) after a read with on_bad='dead-letter' .* bad records are in"
+    ):
+        frame.distinct()
+    with pytest.raises(InvalidSchemaError, match=r"groupBy\(\)\.count\(\) after a read with on_bad"):
+        frame.groupBy("k").count()
+    after = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ + Senders(("one",)))
+    with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a stateful operator"):
+        after.distinct()
+
+
+def test_a_union_of_two_parts_of_one_read_is_refused() -> None:
+    frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ)
+    with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
+        frame.select("k").union(frame.select("k"))
+    other = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=Senders(reads=("other",)))
+    assert senders_of(frame.union(other)) == Senders(reads=("f", "other"))
