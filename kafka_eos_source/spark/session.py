@@ -28,8 +28,8 @@ DAEMON_SETTING = "spark.python.daemon.module"
 DRIVER_OPTIONS_SETTING = "spark.driver.defaultJavaOptions"
 #: HotSpot compiles a method after some thousand calls, and again with its second compiler after some more. In
 #: a Spark driver those are mostly methods of Spark's planner, which run a few times in each micro-batch: the
-#: compilers take more CPU time than they save for minutes. Loops over rows run so often that they are compiled
-#: at once with five times as many calls, too. Other JVMs ignore the option.
+#: compilers take more CPU time than they save for minutes. This waits for five times as many calls. Loops
+#: over rows reach them as well. Other JVMs ignore the option.
 COMPILER_OPTION = "-XX:CompileThresholdScaling=5"
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 #: Spark's setting (4.1 and later) for adaptive execution in streaming queries without Spark's own state.
