@@ -122,6 +122,12 @@ class Documents(Workload):
     bad: float = 0.0
 
     @property
+    def title(self) -> str:
+        """The documents in words."""
+        fields = f"{self.fields} declared fields, {len(self.columns)} chosen"
+        return f"documents of {self.document_bytes:,} bytes, {fields}, {self.bad:.0%} bad"
+
+    @property
     def schema(self) -> str:
         """The declared fields in Spark's DDL."""
         return ", ".join(f"{name} {kind}" for name, kind in self._fields(self.fields))
@@ -133,7 +139,12 @@ class Documents(Workload):
 
     @property
     def documents(self) -> Mapping[str, Any]:
-        return {"schema": self.schema, "columns": list(self.columns), "late": LATE_MINUTES}
+        return {
+            "schema": self.schema,
+            "columns": list(self.columns),
+            "late": LATE_MINUTES,
+            "bad": self.bad > 0,
+        }
 
     def truth(self) -> NDArray[np.int64]:
         numbers = np.arange(self.keys)

@@ -17,7 +17,7 @@ from benchmarks.processes import Command
 from kafka_eos_source import local_checkpoints, map_in_read, recommended_settings
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.spark.session import DRIVER_OPTIONS_SETTING
+from kafka_eos_source.spark.session import COMPILER_OPTION, DRIVER_OPTIONS_SETTING
 
 #: The next micro-batch begins when the last one is done.
 AT_ONCE = "0 seconds"
@@ -58,14 +58,15 @@ UNCHECKED = Tuning(
     },
 )
 
-#: The collector for throughput. The JVM's default, G1, has threads of its own, which compete for the cores.
-_COLLECTOR = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
+#: The collector for throughput: the JVM's default, G1, has threads of its own, which compete for the cores.
+#: And the option for the JVM's compilers of `recommended_settings`.
+_JVM = {"spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {COMPILER_OPTION}"}
 
 #: The settings with which Spark's own source and sink are fastest: they fetch more at once and let the
 #: producer fill its batches. The settings of the session are those that kafka-eos gets too.
 SPARK_TUNED = Tuning(
     "tuned",
-    {**LOCAL_CHECKPOINTS.conf, **_COLLECTOR},
+    {**LOCAL_CHECKPOINTS.conf, **_JVM},
     source={
         "kafka.fetch.max.bytes": str(64 << 20),
         "kafka.max.partition.fetch.bytes": str(16 << 20),
@@ -81,13 +82,13 @@ SPARK_TUNED = Tuning(
 )
 
 #: What a user of kafka-eos sets for throughput. The class archive of `recommended_settings` is left out: the
-#: other Spark has none here, although it would gain as much.
+#: other Spark has none here, although it would gain as much. It has the option for the compilers.
 _RECOMMENDED = {
     name: value
     for name, value in recommended_settings(small_rows=True).items()
     if name != DRIVER_OPTIONS_SETTING
 }
-EOS_TUNED = Tuning("tuned", {**local_checkpoints(), **_RECOMMENDED, **_COLLECTOR})
+EOS_TUNED = Tuning("tuned", {**local_checkpoints(), **_RECOMMENDED, **_JVM})
 
 #: Runs the JVM without its second compiler, which takes a core for minutes. A JVM that only passes on packed
 #: batches does not need it; other queries do.

@@ -3,7 +3,8 @@
 Argument: a JSON object as that of ``spark_copy.py``, and ``form`` (``sql``: Spark's ``from_json`` and
 ``to_json`` on the connector ``format``; ``msgspec``: `map_in_read` with ``write`` and a function that parses
 row by row; ``app-sql`` and ``app-where``: `App`, with SQL in the read or with a step of Spark), ``schema``
-(the declared fields), ``columns`` (those of the output) and ``late`` (the delay from which a flight stays).
+(the declared fields), ``columns`` (those of the output), ``late`` (the delay above which a flight stays) and
+``bad`` (some documents do not fit, and are left out).
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def _by_app(spark: SparkSession, job: dict[str, Any]) -> DataStreamWriter:
 
     app = App(job["name"], job["bootstrap"], checkpoint=f"{job['folder']}/checkpoint", spark=spark)
     source = {**job["source"], **({"maxOffsetsPerTrigger": job["batch"]} if job["batch"] else {})}
-    flights = app.read(job["topic_in"], schema=job["schema"], keep="key", options=source, **job["app"])
+    on_bad = {"on_bad": "null"} if job["bad"] else {}
+    arguments = {"keep": "key", "options": source, **on_bad, **job["app"]}
+    flights = app.read(job["topic_in"], schema=job["schema"], **arguments)
     if job["form"] == "app-sql":
         text = f"SELECT key, {', '.join(job['columns'])} FROM {{flights}} WHERE dep_delay > {job['late']}"
         rows = app.sql(text, flights=flights)
