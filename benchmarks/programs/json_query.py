@@ -67,7 +67,7 @@ def _msgspec(schema: str, columns: list[str], late: int) -> Callable[[Iterable[A
         import msgspec
         import pyarrow as pa
 
-        flight = msgspec.defstruct(
+        flight: Any = msgspec.defstruct(
             "Flight", [(name, fields[name] | None, None) for name in declared], omit_defaults=True
         )
         decode, encode = msgspec.json.Decoder(flight).decode, msgspec.json.Encoder().encode
