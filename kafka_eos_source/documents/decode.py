@@ -207,7 +207,9 @@ def _compiled(schema: types.StructType, time_zone: str) -> _Program:
     for node in nodes:
         numbers.append((node.op, node.first, node.count, node.a, node.b, len(names), len(node.name)))
         names += node.name
-    turns, offsets = _zone_table(time_zone)
+    zone = _zone(time_zone)
+    has_timestamps = any(node.op == Op.TIMESTAMP for node in nodes)
+    turns, offsets = _zone_table(zone) if has_timestamps else ([], [0])
     return _Program(
         rows,
         pa.struct(list(arrow_schema(rows))),
@@ -322,33 +324,28 @@ def _nullable(found: types.DataType) -> types.DataType:
 
 # -- time zones ----------------------------------------------------------------------------------
 
-#: The table of a time zone covers these years. Its rules repeat after 400 years, as json.c knows.
-_FIRST_YEAR, _END_YEAR = 1800, 2438
+#: The table of a time zone covers the years 1800 to 2437, here in seconds since 1970. The rules repeat after
+#: 400 years, as json.c knows. Until 2038, an offset was in force for at least four days (Sierra Leone, 1939),
+#: and later for weeks.
+_FIRST, _RULES_ONLY, _END = -5_364_662_400, 2_145_916_800, 14_768_784_000
 _DAY = 86_400
 _FIXED = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?([0-5]\d)(?::?([0-5]\d))?)?")
 
 
 @lru_cache(maxsize=8)
-def _zone_table(name: str) -> tuple[list[int], list[int]]:
+def _zone_table(zone: tzinfo) -> tuple[list[int], list[int]]:
     """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
 
     The first offset is in force before the first change. Where a local time occurs twice, or never, it has
     the offset before the change, as in Java.
-
-    Raises:
-        InvalidOptionError: if the time zone is unknown.
     """
-    zone = _zone(name)
-    if not isinstance(zone, ZoneInfo):
+    if not isinstance(zone, ZoneInfo):  # the offset is fixed
         return [], [_offset(zone, 0)]
-    first, end = (
-        int(datetime(year, 1, 1, tzinfo=timezone.utc).timestamp()) for year in (_FIRST_YEAR, _END_YEAR)
-    )
-    offset = _offset(zone, first)
+    offset = _offset(zone, _FIRST)
     turns, offsets = [], [offset]
-    at = first
-    while at < end:
-        past = at + 3 * _DAY
+    at = _FIRST
+    while at < _END:
+        past = at + (3 if at < _RULES_ONLY else 20) * _DAY
         if _offset(zone, past) != offset:
             low = at
             while past - low > 1:
@@ -361,16 +358,18 @@ def _zone_table(name: str) -> tuple[list[int], list[int]]:
     return turns, offsets
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
 def _offset(zone: tzinfo, seconds: int) -> int:
-    found = (_EPOCH + timedelta(seconds=seconds)).astimezone(zone).utcoffset()
+    found = datetime.fromtimestamp(seconds, zone).utcoffset()
     assert found is not None
     return found.days * _DAY + found.seconds
 
 
 def _zone(name: str) -> tzinfo:
+    """Returns a time zone by its name.
+
+    Raises:
+        InvalidOptionError: if it is unknown.
+    """
     if name in ("Z", "UTC", "GMT", "UT", "Etc/UTC"):
         return timezone.utc
     if found := _FIXED.fullmatch(name):
