@@ -7,7 +7,7 @@ each other. Each node has one column. docs/json.md lists the rules, and how they
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import types
 
-from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYTES, Converted, inside, slices
+from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYTES, Converted, inside
 from kafka_eos_source.documents.zone import zone
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.native import load
@@ -74,10 +74,6 @@ class JsonDecoding:
             the first documents are decoded (see `Converted`).
         """
         return _decode(self._program(), column, self.partial, most_bytes)
-
-    def slices(self, column: pa.Array) -> Iterator[Converted]:
-        """Decodes documents slice by slice."""
-        return slices(self.decode, column, "decoded")
 
     def _program(self) -> _Program:
         return _compiled(self.schema, self.time_zone)
@@ -217,6 +213,20 @@ def _compiled(schema: types.StructType, time_zone: str) -> _Program:
     )
 
 
+def _zone_table(name: str) -> tuple[list[int], list[int]]:
+    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
+
+    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
+    the offset before the change, as in Java.
+
+    Raises:
+        InvalidOptionError: if the time zone is unknown.
+    """
+    found = zone(name)
+    turns = found.starts[1:] + np.maximum(found.offsets[:-1], found.offsets[1:])
+    return turns.tolist(), found.offsets.tolist()
+
+
 def _nodes(schema: types.StructType) -> list[_Node]:
     """Returns the nodes of a schema, level by level."""
     nodes = [_node(schema, "")]
@@ -316,23 +326,6 @@ def _nullable(found: types.DataType) -> types.DataType:
     if isinstance(found, (types.CharType, types.VarcharType)):
         return types.StringType()
     return found
-
-
-# -- time zones ----------------------------------------------------------------------------------
-
-
-def _zone_table(name: str) -> tuple[list[int], list[int]]:
-    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
-
-    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
-    the offset before the change, as in Java.
-
-    Raises:
-        InvalidOptionError: if the time zone is unknown.
-    """
-    found = zone(name)
-    turns = found.starts[1:] + np.maximum(found.offsets[:-1], found.offsets[1:])
-    return turns.tolist(), found.offsets.tolist()
 
 
 # -- decoding ------------------------------------------------------------------------------------
