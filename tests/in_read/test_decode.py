@@ -55,9 +55,7 @@ def test_a_field_with_the_name_of_a_column_of_the_source_is_no_column_of_the_sou
 
 
 def test_the_record_of_a_bad_value_is_named_and_may_become_nulls() -> None:
-    with pytest.raises(
-        InvalidRecordError, match=r"offset 1 cannot be decoded: field id: .seven."
-    ):
+    with pytest.raises(InvalidRecordError, match=r"offset 1 cannot be decoded: field id: .seven."):
         rows_of(decoded_values(JsonDecoding(FIELDS), FIELDS, [], "decodes JSON"), b"{}", b'{"id": "seven"}')
     partial = JsonDecoding(FIELDS, partial=True)
     step = decoded_values(partial, FIELDS, [], "decodes JSON", on_bad="null")
