@@ -7,7 +7,7 @@ each other. Each node has one column. docs/json.md lists the rules, and how they
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import types
 
-from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYTES, Converted, inside
+from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYTES, Converted, inside, slices
 from kafka_eos_source.documents.zone import zone
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.native import load
@@ -74,6 +74,10 @@ class JsonDecoding:
             the first documents are decoded (see `Converted`).
         """
         return _decode(self._program(), column, self.partial, most_bytes)
+
+    def slices(self, column: pa.Array) -> Iterator[Converted]:
+        """Decodes a column of documents slice by slice, so that each takes a limited amount of memory."""
+        return slices(self.decode, column, "decoded")
 
     def _program(self) -> _Program:
         return _compiled(self.schema, self.time_zone)
