@@ -76,7 +76,7 @@ class JsonDecoding:
         return _decode(self._program(), column, self.partial, most_bytes)
 
     def slices(self, column: pa.Array) -> Iterator[Converted]:
-        """Decodes documents slice by slice."""
+        """Decodes a column of documents slice by slice, so that each takes a limited amount of memory."""
         return slices(self.decode, column, "decoded")
 
     def _program(self) -> _Program:
