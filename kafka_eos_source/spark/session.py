@@ -53,7 +53,7 @@ class SessionRules:
     Attributes:
         time_zone: the time zone in which timestamps are shown and parsed.
         is_ansi: whether SQL follows the ANSI standard (``spark.sql.ansi.enabled``).
-        has_nulls: whether JSON has fields that are null (``spark.sql.jsonGenerator.ignoreNullFields`` is off).
+        has_nulls: whether JSON has fields that are null (no ``spark.sql.jsonGenerator.ignoreNullFields``).
         has_legacy_times: whether times are written as before Spark 3 (``spark.sql.legacy.timeParserPolicy``).
     """
 
