@@ -156,6 +156,8 @@ SAME_FOR_ALL_BATCHES = (
     "SELECT * FROM batch",
     "SELECT * EXCLUDE (doc) REPLACE (id + 1 AS id) FROM batch WHERE code <> 'x'",
     "SELECT id, unnest(items) AS item, unnest([1, 2]) AS other FROM batch",
+    "SELECT id, list_distinct([code, 'q', 'r', id::VARCHAR, code]) AS d, list_sort(items) AS s, "
+    "list_aggr([code, 'a'], 'mode') AS m, list_aggr(items, 'histogram') AS h FROM batch",
     "SELECT b.id, r.rate FROM batch b JOIN rates r ON b.code = r.code",
     "SELECT b.id, r.rate FROM rates r JOIN batch b ON b.code = r.code",
     "SELECT * FROM rates r RIGHT JOIN batch b USING (code)",
