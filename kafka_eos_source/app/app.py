@@ -585,7 +585,7 @@ class App:
             KafkaEosError: if a check fails; the class says what to do.
         """
         plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
-        self._check(plan.frame, plan.sink)
+        self._check(frame, plan)
         _log.info("%s", plan.text(self.id))
         return writer_of(plan.frame, self.id, plan.sink)
 
@@ -651,14 +651,15 @@ class App:
         has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
-    def _check(self, rows: DataFrame, sink: Mapping[str, str]) -> None:
-        """Checks everything about the query that can be known before it starts; logs warnings."""
+    def _check(self, frame: DataFrame, plan: QueryPlan) -> None:
+        """Checks everything about the query of a frame that can be known before it starts; logs warnings."""
+        rows = plan.frame
         check_changelog(rows)
         session = rows.sparkSession
         arguments = (
             source_options(rows),
-            self._used_stores(rows),
-            {**sink, "queryName": self.id},
+            self._used_stores(frame),
+            {**plan.sink, "queryName": self.id},
             rows.schema,
             [RunningQuery(each.id, each.name) for each in session.streams.active],
         )

@@ -100,8 +100,8 @@ def plan_query(
     schema = frame.schema
     if schema_of_packed_rows(schema) is not None or staged_frame(schema) is not None:
         records.check_none("the frame comes from map_in_read, whose function makes the records")
-        by_itself = Obstacle("map_in_read(), which made the frame")
-        return QueryPlan(frame, {**_of_sinks(sinks, None), **stated}, steps_in_read(frame), by_itself)
+        packed = Obstacle("map_in_read() without write=") if staged_frame(schema) is None else None
+        return QueryPlan(frame, {**_of_sinks(sinks, None), **stated}, steps_in_read(frame), packed)
     shape = records.shape(schema, for_sinks=bool(sinks), has_timestamp=has_timestamp)
     columns = columns_of_user(schema, for_sinks=True) if sinks and shape is not None else None
     sink = {**_of_sinks(sinks, columns), **stated}

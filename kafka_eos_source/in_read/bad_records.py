@@ -40,9 +40,9 @@ _LONGEST_MESSAGE, _LONGEST_VALUE = 1000, 200
 
 #: What to do about a bad record where ``on_bad`` is "fail".
 FIX = (
-    "correct the producer or the schema; on_bad='dead-letter' passes such records to the sink, which with "
-    "onInvalidRecord=dead-letter keeps them in deadLetter.topic, and on_bad='null' makes nulls of what does "
-    "not fit."
+    "correct the producer, the schema or the SQL text; on_bad='dead-letter' passes such records to the sink, "
+    "which with onInvalidRecord=dead-letter keeps them in deadLetter.topic, and on_bad='null' makes nulls of "
+    "what does not fit."
 )
 
 

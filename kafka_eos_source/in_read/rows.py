@@ -151,7 +151,9 @@ class RowsInRead(StepInRead):
 
     @property
     def what(self) -> str:
-        return self.does
+        """What the step does, for people."""
+        is_first = self.columns.before is None
+        return f"{self.does} and sets bad records aside" if is_first and self.sets_aside else self.does
 
     @property
     def schema(self) -> StructType:
@@ -256,7 +258,7 @@ class RowsInRead(StepInRead):
                 failpoints.reach("read.after_transform")
                 if errors:
                     self._set_aside(rows, each, errors, set_aside)
-                yield Traced(fit(result, schema, f"{self.what} made"), each.records, aligned=False)
+                yield Traced(fit(result, schema, f"{self.does} made"), each.records, aligned=False)
 
     def _aligned(
         self,
@@ -270,7 +272,7 @@ class RowsInRead(StepInRead):
         for result, errors in transform.slices(rows):
             count = result.num_rows
             records = given.records.slice(at, count) if given.aligned else given.records
-            made = fit(result, schema, f"{self.what} made")
+            made = fit(result, schema, f"{self.does} made")
             if errors:
                 of_slice = Traced(rows.slice(at, count), records, given.aligned)
                 self._set_aside(of_slice.rows, of_slice, errors, set_aside)
@@ -292,7 +294,8 @@ class RowsInRead(StepInRead):
             InvalidRecordError: if they are not to be set aside, or it is not known which they are.
         """
         if given.aligned:
-            bad = bad_records(given.records, {row: f"{self.what}: {text}" for row, text in errors.items()})
+            reasons = {row: f"{text} (the read {self.does})" for row, text in errors.items()}
+            bad = bad_records(given.records, reasons)
             if set_aside is None:
                 raise bad_record(bad)
             set_aside(bad)
@@ -300,8 +303,8 @@ class RowsInRead(StepInRead):
         row = min(errors)
         first, last = map(place_of, given.records.take([0, len(given.records) - 1]).to_pylist())
         raise InvalidRecordError(
-            f"{self.what}: a row that was made of a record between {first} and {last} cannot be processed: "
-            f"{errors[row]}. The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}.",
+            f"the read {self.does}, which failed on a row that was made of a record between {first} and "
+            f"{last}: {errors[row]}. The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}.",
             fix="correct the text, or combine it with the SQL before it, so that it is known which record "
             "made the row.",
         )

@@ -29,15 +29,17 @@ from __future__ import annotations
 
 import json
 import struct
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError, StateError
+from kafka_eos_source.errors import InvalidRecordError, StateError, UnavailableError
 from kafka_eos_source.model import ReadTask, ShardReport, TopicPartition
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
@@ -296,6 +298,81 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     return (
         rows if packets.null_count == len(packets) else rows.filter(packets.is_null())
     ), packets.drop_null()
+
+
+class WaitingPackets:
+    """Packets that wait until a step has processed the rows among them; many wait in a temporary file.
+
+    There may be as many as a micro-batch has records: all are bad if somebody declares a wrong schema.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[pa.Array] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
+
+    def append(self, packets: pa.Array) -> None:
+        """Adds packets, which may be none.
+
+        Raises:
+            UnavailableError: if the temporary folder is full or not writable.
+        """
+        if not len(packets):
+            return
+        self._held.append(packets.cast(pa.binary()))
+        self._bytes += self._held[-1].nbytes
+        if self._bytes < _MOST_WAITING_BYTES:
+            return
+        with _temporary_file():
+            if self._writer is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  `taken` closes it, and it has no name
+                self._writer = pa.ipc.new_stream(self._file, _WAITING)
+            for each in self._held:
+                self._writer.write_batch(pa.RecordBatch.from_arrays([each], schema=_WAITING))
+        self._held, self._bytes = [], 0
+
+    def taken(self) -> Iterator[pa.Array]:
+        """Yields the packets, which then wait no longer; in any order.
+
+        Raises:
+            UnavailableError: if the temporary file cannot be read.
+        """
+        if self._file is not None:
+            file, writer, self._file, self._writer = self._file, self._writer, None, None
+            with _temporary_file():
+                assert writer is not None
+                writer.close()
+                file.seek(0)
+                reader = pa.ipc.open_stream(file)
+            while True:
+                with _temporary_file():
+                    batch = next(reader, None)
+                if batch is None:
+                    break
+                yield batch.column(0)
+            file.close()
+        while self._held:
+            yield self._held.pop(0)
+        self._bytes = 0
+
+
+_WAITING = pa.schema([pa.field(CHANGELOG, pa.binary())])
+#: Packets that wait in memory.
+_MOST_WAITING_BYTES = 32 << 20
+
+
+@contextmanager
+def _temporary_file() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"the temporary folder {tempfile.gettempdir()!r} cannot hold the packets of a micro-batch: "
+            f"{error}.",
+            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, "
+            "or set maxOffsetsPerTrigger on the source; then restart the query.",
+        ) from error
 
 
 def with_packets(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packing import rows_of_packets, split_packets, with_packets
+from kafka_eos_source.protocol.packing import (
+    WaitingPackets,
+    rows_of_packets,
+    split_packets,
+    with_packets,
+)
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -142,19 +147,17 @@ def past_packets(
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[pa.Array] = []
+        waiting = WaitingPackets()
 
         def rows() -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 data, packets = split_packets(batch)
-                if len(packets):
-                    found.append(packets)
+                waiting.append(packets)
                 if data.num_rows:
                     yield data
 
         def passed() -> Iterator[pa.RecordBatch]:
-            while found:
-                yield rows_of_packets(found.pop(0), schema)
+            return (rows_of_packets(each, schema) for each in waiting.taken())
 
         given = rows()
         for batch in function(given):

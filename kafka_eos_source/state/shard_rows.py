@@ -100,20 +100,19 @@ def pack_past_packets(
     Yields:
         Batches of `PACKED_SCHEMA` and the column of packets.
     """
-    before: list[pa.Array] = []
+    before = packing.WaitingPackets()
 
     def rows() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             data, packets = packing.split_packets(batch)
-            if len(packets):
-                before.append(packets)
+            before.append(packets)
             yield data
 
     for each in pack(function(rows()), schema, keys, shards):
         yield packing.with_packets(each)
-    for packets in before:
+    for packets in before.taken():
         nothing = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
-        yield nothing.append_column(packing.CHANGELOG, packets.cast(pa.binary()))
+        yield nothing.append_column(packing.CHANGELOG, packets)
 
 
 def routed(packed: pa.BinaryArray, destinations: Sequence[int], shards: int) -> pa.RecordBatch:

@@ -291,9 +291,10 @@ def test_types_that_are_nested_too_deep_are_refused() -> None:
 
 
 @pytest.mark.parametrize("zone", ["Europe/Atlantis", "../../etc/passwd", "+19:00", ""])
-def test_time_zones_that_are_refused(zone: str) -> None:
+@pytest.mark.parametrize("found", [types.TimestampType(), types.LongType()])
+def test_time_zones_that_are_refused(zone: str, found: types.DataType) -> None:
     with pytest.raises(InvalidOptionError, match="time zone"):
-        JsonDecoding(struct(t=types.TimestampType()), zone)
+        JsonDecoding(struct(t=found), zone)
 
 
 @pytest.mark.parametrize(("zone", "hours"), [("+01:00", 1), ("UTC-5", -5), ("GMT+0530", 5.5), ("Z", 0)])
@@ -368,18 +369,29 @@ def test_a_schema_so_wide_that_only_a_few_rows_fit() -> None:
     assert found.values.field("f4999").to_pylist() == [None, 1.0, *[None, 1.0] * 15][:rows]
 
 
-@pytest.fixture
-def small_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library for which the largest offset of Arrow is 100."""
+def use_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """Uses a library that is compiled with flags, until the test ends."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    library = tmp_path / "json-100.so"
+    library = folder / "json-of-a-test.so"
     source = Path(native.__file__).with_name("json.c")
-    flags = ["-O1", "-fPIC", "-shared", "-DKAFKA_EOS_LARGEST_OFFSET=100"]
-    subprocess.run([compiler, *flags, "-o", library, source], check=True)
+    subprocess.run([compiler, "-O1", "-fPIC", "-shared", *flags, "-o", library, source], check=True)
     kernel = decode._Kernel(ctypes.CDLL(str(library)))
     monkeypatch.setattr(decode, "_kernel", lambda: kernel)
+
+
+def test_code_for_other_processors_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_library(tmp_path, monkeypatch, "-U__SSE2__", "-U__SIZEOF_INT128__")
+    check(MIXED, [*DOCUMENTS])
+    for found in SCALARS:
+        check(struct(c=found), [f'{{"c":{text}}}'.encode() for text in VALUES])
+
+
+@pytest.fixture
+def small_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library for which the largest offset of Arrow is 100."""
+    use_library(tmp_path, monkeypatch, "-DKAFKA_EOS_LARGEST_OFFSET=100")
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_the_column_of_the_source_is_known_through_all_steps() -> None:
 @pytest.mark.parametrize(
     ("step", "bad", "said"),
     [
-        (decoded, b"x", "the record of topic t, partition 3, offset 12 .* digits: no digits.*'x'"),
-        (odd, b"13", "the record of topic t, partition 3, offset 12 .* SQL: unlucky.*'13'"),
+        (decoded, b"x", "the record of topic t, partition 3, offset 12 .* no digits .the read digits.*'x'"),
+        (odd, b"13", "the record of topic t, partition 3, offset 12 .* unlucky .the read SQL.*'13'"),
         (odd, b"x", "the record .* offset 12 .* digits"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_bad_record_is_named(step: Any, bad: bytes, said: str) -> None:
 def test_a_row_of_unknown_origin_is_shown_with_the_range_of_its_records() -> None:
     columns = ReadColumns((ReadColumn("k", "key"), ReadColumn("n", "n")), again())
     step = RowsInRead.of(Odd(), columns, "SQL")
-    with pytest.raises(InvalidRecordError, match=r"between .* offset 0 and .* offset 1 .* unlucky.*'n': 13"):
+    with pytest.raises(InvalidRecordError, match=r"between .* offset 0 and .* offset 1: unlucky.*'n': 13"):
         list(travelled(step)(iter([source(b"1", b"13")])))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,11 +13,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from kafka_eos_source.errors import InvalidRecordError, StagedPartError, StagedReadError, StateError
+from kafka_eos_source.errors import (
+    InvalidRecordError,
+    StagedPartError,
+    StagedReadError,
+    StateError,
+    UnavailableError,
+)
 from kafka_eos_source.in_read.bad_records import Records, bad_records
 from kafka_eos_source.in_read.step import with_column_of_packets
 from kafka_eos_source.model import ReadTask, StagedPart
-from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol import packing, records
 from kafka_eos_source.protocol.packing import BadRecords, BadRecordsOfTask, unpack_packet
 from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.spark.arrow import HEADERS_ARROW, arrow_schema
@@ -260,3 +267,25 @@ def test_a_report_without_bad_records_is_one_packet() -> None:
     found = unpack_packet(only)
     assert isinstance(found, BadRecords)
     assert (found.task, found.number, found.total, list(found.batches())) == (TASK, 0, 1, [])
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 20, 1, 300])
+def test_packets_wait_in_memory_or_in_a_file(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+    """If all records of a micro-batch are bad, their packets may be larger than the memory."""
+    monkeypatch.setattr(packing, "_MOST_WAITING_BYTES", most_bytes)
+    waiting = packing.WaitingPackets()
+    for turn in range(2):  # it may be used again
+        sent = [b"%d-%d" % (turn, number) * 20 for number in range(10)]
+        for at in range(0, 10, 2):
+            waiting.append(pa.array(sent[at : at + 2], pa.large_binary() if at else pa.binary()))
+        waiting.append(pa.array([], pa.binary()))
+        found = [value for each in waiting.taken() for value in each.to_pylist()]
+        assert sorted(found) == sent
+        assert list(waiting.taken()) == []
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packing, "_MOST_WAITING_BYTES", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UnavailableError, match=r"temporary folder '.*missing' cannot hold the packets"):
+        packing.WaitingPackets().append(pa.array([b"x"]))

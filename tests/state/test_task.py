@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -287,3 +288,59 @@ def test_a_shard_tells_once_in_a_process_that_rows_are_late(
     told = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
     assert [each.partition(" rows were late")[0].rpartition(" ")[2] for each in told] == ["7", "3"]
     assert all("grace=" in each for each in told)
+
+
+@pytest.mark.parametrize("how", ["skipped", "fails", "succeeds"])
+def test_packets_of_the_read_reach_the_sink_complete_in_any_case(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The commit checks them before it looks whether Kafka holds the batch already."""
+
+    @contextmanager
+    def opened(task: ShardTask) -> Iterator[Any]:
+        if how == "skipped":
+            with nothing_to_do(task) as skipped:
+                yield skipped
+            return
+        of = ShardReport(TopicPartition("t", 1), "a", 2, "q", "4", 0, 0)
+        yield SimpleNamespace(
+            store=None,
+            context=BatchContext(0, 1, 2, False, 5),
+            may_be_in_kafka=lambda: True,
+            failure_report=lambda reason: replace(of, failure=reason),
+            persist_pending=lambda: (of, ()),
+        )
+
+    packets, reported = packing.WaitingPackets(), []
+
+    def finish() -> None:
+        if not reported:
+            reported.append(True)
+            packets.append(pa.array([b"report"]))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            packets.append(pa.array([b"packet %d" % number]))
+            yield pa.record_batch({"n": pa.array([number])})
+        finish()
+
+    run(monkeypatch, StreamingTask("q", "4", "r"))
+    monkeypatch.setattr(operator_task, "open_shard", opened)
+    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
+    processor = EarlyFailure() if how == "fails" else Passing()
+    found = list(replace(operator, processor=processor).in_read(1, rows(), packets, finish))
+    passed = [each.column(CHANGELOG)[0].as_py() for each in found if each.column(CHANGELOG)[0].is_valid]
+    assert passed[-2] == b"report"
+    assert packing.unpack_packet(passed[-1]).task_attempt_id == "a"
+    assert passed[:-2] == ([] if how == "skipped" else [b"packet 0", b"packet 1", b"packet 2"])
+
+
+class EarlyFailure(EmptyProcessor):
+    """A processor that fails on its first row."""
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        next(batches)
+        raise ValueError("a bad row")
+        yield

@@ -93,7 +93,7 @@ class OperatorInRead(StepInRead):
             StateError: as `Operator.in_read`.
         """
         processor = from_bytes(self.processor)
-        packets: list[pa.Array] = []
+        packets = packing.WaitingPackets()
         bad = BadRecordsOfTask(task) if task is not None else None
         frames = self._frames(batches, shard, packets, bad)
 
@@ -113,14 +113,13 @@ class OperatorInRead(StepInRead):
         self,
         batches: Iterable[pa.RecordBatch],
         shard: int,
-        packets: list[pa.Array],
+        packets: packing.WaitingPackets,
         bad: BadRecordsOfTask | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a shard, and appends the packets among them to ``packets``."""
         for batch in self.columns.frames(batches, bad=bad):
             frame, found = packing.split_packets(batch)
-            if len(found):
-                packets.append(found)
+            packets.append(found)
             if not frame.num_rows:
                 continue
             for name in self.record_keys:

@@ -90,7 +90,7 @@ class Operator:
         if running.partition >= self.shards:
             raise _misplaced(running.partition, self.shards)
         self._record(running)
-        packets: list[pa.Array] = []
+        packets = packing.WaitingPackets()
 
         def rows(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return self._rows(batches, running.partition, packets, context)
@@ -101,7 +101,7 @@ class Operator:
         self,
         shard: int,
         rows: Iterator[pa.RecordBatch],
-        packets: list[pa.Array] | None = None,
+        packets: packing.WaitingPackets | None = None,
         finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
@@ -122,14 +122,14 @@ class Operator:
             return iter(()) if context is None else _RowsInRead(rows)
 
         return self._run(
-            self._shard_task(running, shard), unless_skipped, packets if packets is not None else [], finish
+            self._shard_task(running, shard), unless_skipped, packets or packing.WaitingPackets(), finish
         )
 
     def _run(
         self,
         task: ShardTask,
         rows_of: Callable[[BatchContext | None], Iterator[pa.RecordBatch]],
-        packets_before: list[pa.Array],
+        packets_before: packing.WaitingPackets,
         finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Processes all rows of a shard.
@@ -168,12 +168,11 @@ class Operator:
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
         if number >= _MANY_CHANGES:
-            packets_before.clear()  # what is still referenced cannot be returned
-            changes = ()
+            changes = ()  # what is still referenced cannot be returned
             release_unused_memory()
 
     def _packets(
-        self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
+        self, before: packing.WaitingPackets, report: ShardReport, changes: Iterable[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, int]:
         """Yields the packets of the operators before this one, then its own, in batches of `output`.
 
@@ -189,7 +188,7 @@ class Operator:
                 yield each
 
         own = (packing.column([packet]) for packet in pack_packets(report, counted()))
-        for packets in chain(before, own):
+        for packets in chain(before.taken(), own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
             yield pa.RecordBatch.from_arrays([*nulls, packets], schema=self.output)
@@ -230,7 +229,7 @@ class Operator:
         self,
         batches: Iterable[pa.RecordBatch],
         shard: int,
-        packets: list[pa.Array],
+        packets: packing.WaitingPackets,
         context: BatchContext | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yields the shard's rows without the operator's columns, and appends their packets to ``packets``.
@@ -255,8 +254,7 @@ class Operator:
                     context.event_time_limit_ms = batch_ms + self.options.event_time_max_ahead_ms
                 batch = batch.drop_columns([BATCH_TIME])
             rows, packets_in_batch = split_packets(batch)
-            if len(packets_in_batch):
-                packets.append(packets_in_batch)
+            packets.append(packets_in_batch)
             if self.packed_schema is not None:
                 yield from unpack(rows.column(PACKED_BATCH), self.packed_schema)
             elif rows.num_rows:
