@@ -121,6 +121,10 @@ def test_sql_runs_after_other_steps_with_static_tables_and_behind_operators(
         for key, row in [(b"k6", flight(6)), *late(0, 30)]
         if row["carrier"] in names and row["dest"] != "D0"
     ]
+    changed = app.sql(joined, flights=frame, airlines=AIRLINES.slice(1))
+    with pytest.raises(InvalidOptionError, match="static table 'airlines'"):
+        app.write(changed, world.target, key="key")
+    world.run(changed, options={"onChangedTable": "continue"})
 
 
 def test_sql_after_an_operator_keeps_its_state_changes(world: World) -> None:

@@ -182,13 +182,15 @@ class App:
             for key, value in self._given.items()
             if key.lower() not in _OWN_OPTIONS
         }
-        return App(
+        other = App(
             f"{self.id}-{name}",
             self._given["kafka.bootstrap.servers"],
             checkpoint=checkpoint,
             options=shared,
             spark=self._spark,
         )
+        other._tables = self._tables  # it may write frames of this App
+        return other
 
     @overload
     def options(self) -> dict[str, Options]: ...
@@ -227,7 +229,10 @@ class App:
                     f"the options of a {part} have {name!r}, which the App sets.",
                     fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
                 )
-        return Options(_replaced(self._own[part], given))
+        own = dict(self._own[part])
+        if part == "sink" and self._tables:
+            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
+        return Options(_replaced(own, given))
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -369,8 +374,8 @@ class App:
         """
         frame, tables = sql_frame(text, frames)
         for name, digest in tables.items():
-            known = self._tables.get(name, digest)
-            self._tables[name] = digest if known == digest else f"{known} {digest}"  # two texts, two tables
+            known = self._tables.get(name, "").split()  # several, if texts join different tables of one name
+            self._tables[name] = " ".join(sorted({*known, digest}))
         return frame
 
     # -- state -------------------------------------------------------------------------------
@@ -632,8 +637,6 @@ class App:
                 fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
             )
         own = {} if topic is None else {TOPIC: topic}
-        if self._tables:
-            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
         stated = self._options("sink", _replaced(options or {}, own))
         by_name = {name.lower(): value for name, value in stated.items()}
         topic = by_name.get(TOPIC)

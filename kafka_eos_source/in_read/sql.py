@@ -168,7 +168,7 @@ def compile_sql(
         keys=0,
         failing=None,
         tables={each: _to_bytes(table) for each, table in static.items()},
-        table_digests={each: _digest(table) for each, table in sorted(static.items())},
+        table_digests={},
         time_zone=time_zone,
         memory_bytes=memory_bytes,
     )
@@ -201,7 +201,8 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
         order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
         keys = order.add(tree)
         query = engine.text_of(tree)
-    found = replace(draft, rows=rows, query=query, keys=keys, failing=failing)
+    digests = {each: engine.digest(each) for each in sorted(static)}
+    found = replace(draft, rows=rows, query=query, keys=keys, failing=failing, table_digests=digests)
     with closing(Engine(found)) as final:
         final.try_without_rows(text)
     return found
@@ -335,13 +336,6 @@ def _to_bytes(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, whole.schema) as stream:
         stream.write_table(whole)
     return bytes(sink.getvalue())
-
-
-def _digest(table: pa.Table) -> str:
-    """Returns a hash of the columns and rows of a table that does not depend on how Arrow stores them."""
-    columns = [(each.name, str(each.type)) for each in table.schema]
-    rows = sorted(json.dumps(list(row.values()), default=repr) for row in table.to_pylist())
-    return hashlib.sha256(json.dumps([columns, rows]).encode()).hexdigest()
 
 
 def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Rows, dict[int, str]]:

@@ -7,6 +7,7 @@ settings. Before a query starts, it also parses the text for `sql_check`, and re
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import threading
@@ -274,6 +275,14 @@ class Engine:
         whole = json.dumps({"error": False, "statements": [{"node": tree, "named_param_map": []}]})
         [[text]] = self._values("SELECT json_deserialize_sql(?::JSON)", [whole])
         return str(text)
+
+    def digest(self, table: str) -> str:
+        """Returns a hash of the columns and rows of a static table, whatever the order of its rows."""
+        row = f"{RESERVED}_row"
+        columns = self._values(f"DESCRIBE {_quoted(table)}")
+        rows = self._values(f"SELECT to_json({row})::VARCHAR FROM {_quoted(table)} AS {row}")
+        content = json.dumps([[each[:2] for each in columns], sorted(rows)])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def failing(self, tree: Mapping[str, Any]) -> str | None:
         """Returns a query that says of each row whether it fails; None if there is none for the text.

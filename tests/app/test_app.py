@@ -172,3 +172,22 @@ def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
 def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(KafkaEosError, match=message):
         app().read(**{"topics": "orders", **arguments})
+
+
+def test_the_sink_knows_the_static_tables_of_sql(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = object()
+    tables = {"rates": "1"}
+    monkeypatch.setattr("kafka_eos_source.app.app.sql_frame", lambda text, frames: (frame, tables))
+    query = app()
+    audit = query.query("audit")
+    assert "sql.tables" not in query.options("sink")
+    assert query.sql("SELECT 1") is frame
+    for each in (query, audit):
+        stated = {**each.options("sink"), "topic": "t", "onChangedTable": "continue"}
+        found = parse_write(stated, streaming=True)
+        assert (found.static_tables, found.changed_table) == (tables, "continue")
+    tables = {"rates": "2", "codes": "3"}
+    query.sql("SELECT 1")
+    query.sql("SELECT 1")
+    found = parse_write({**query.options("sink"), "topic": "t"}, streaming=True)
+    assert found.static_tables == {"rates": "1 2", "codes": "3"}
