@@ -34,6 +34,7 @@ BAD = {
     250: "",
     350: '{"n": 1e30}',
 }
+HEADERS = [("trace", b"1")]
 GOOD = [n for n in range(ROWS) if n not in BAD]
 
 
@@ -63,7 +64,7 @@ class Flights:
     def send(self, documents: Iterator[str]) -> None:
         values = list(documents)
         keys = [carrier(n) for n in range(len(values))]
-        produce(self.broker, self.source, values, keys=keys)
+        produce(self.broker, self.source, values, keys=keys, headers=HEADERS)
 
     def read(self, **arguments: Any) -> DataFrame:
         usual = {"schema": SCHEMA, "keep": "key", "on_bad": "dead-letter", "options": {"minPartitions": 4}}
@@ -100,6 +101,7 @@ class Flights:
             assert said.origin_offset is not None
             record = read[said.origin_partition, said.origin_offset]
             assert (record.key, record.value) == (each.key, each.value)
+            assert list(records.without_ours(each.headers or ())) == HEADERS
             assert said.origin_timestamp_ms == record.timestamp_ms
 
 
