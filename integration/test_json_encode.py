@@ -33,7 +33,9 @@ from pyspark.sql.types import (
 
 from kafka_eos_source.app.records import as_text
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
-from tests.support.json_model import arrow_type, double, leaves, types, values
+from kafka_eos_source.errors import InvalidSchemaError
+from tests import ROOT
+from tests.support.spark_text import arrow_type, double, leaves, types, values
 
 ROWS = 25
 TYPES = 60
@@ -141,6 +143,11 @@ def test_documents_and_keys_have_the_bytes_that_spark_writes(
             made = KeyEncoding(each.dataType, zone).encode(batch[each.name])
             assert_equal(each.dataType, zone, made, written[each.name])
 
+    spark.conf.set("spark.sql.jsonGenerator.ignoreNullFields", "false")
+    written = frame.select(sf.to_json(sf.struct(*schema.names)).alias("value")).toArrow()
+    spark.conf.unset("spark.sql.jsonGenerator.ignoreNullFields")
+    assert_equal(schema, zone, JsonEncoding(schema, zone, has_nulls=True).encode(batch), written["value"])
+
     spark.conf.set("spark.sql.ansi.enabled", "false")
     small = [each for each in keys if isinstance(each.dataType, DecimalType)]
     texts = (as_text(sf.col(each.name), each.dataType).alias(each.name) for each in small)
@@ -149,6 +156,33 @@ def test_documents_and_keys_have_the_bytes_that_spark_writes(
     for each in small:
         made = KeyEncoding(each.dataType, "UTC", is_ansi=False).encode(batch[each.name])
         assert_equal(each.dataType, "UTC", made, written[each.name])
+
+
+def test_the_table_of_the_documentation(spark: SparkSession, read: object) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    page = (ROOT / "docs" / "json.md").read_text()
+    table = page.partition("<!-- read by integration/test_json_encode.py -->\n")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    assert len(lines) == 20
+    cells = [[each.strip(" `") for each in line.strip("|").split(" | ")[1:]] for line in lines]
+    columns = [sf.expr(value).alias(f"c{number}") for number, (value, _, _) in enumerate(cells)]
+    frame = spark.range(1).select(*columns)
+    (batch,) = frame.toArrow().to_batches()
+    keys = [as_text(sf.col(each.name), each.dataType).alias(each.name) for each in frame.schema]
+    written = frame.select(sf.to_json(sf.struct("*")).alias("all"), *keys).toArrow()
+    for (_, value, key), each in zip(cells, frame.schema, strict=True):
+        column = batch.select([each.name])
+        (document,) = JsonEncoding(StructType([each]), "Europe/Berlin").encode(column).to_pylist()
+        expected = f'"{each.name}":{value}'
+        assert document.decode() == "{" + expected + "}"
+        assert expected in written["all"][0].as_py()
+        if key == "by Spark":
+            with pytest.raises(InvalidSchemaError):
+                KeyEncoding(each.dataType, "Europe/Berlin")
+        else:
+            (made,) = KeyEncoding(each.dataType, "Europe/Berlin").encode(batch[each.name]).to_pylist()
+            assert key in (made.decode(), "its bytes")
+            assert made == written[each.name].cast(pa.binary())[0].as_py()
 
 
 def assert_equal(type_: DataType, zone: str, made: pa.Array, written: pa.ChunkedArray) -> None:

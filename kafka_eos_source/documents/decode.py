@@ -7,15 +7,12 @@ each other. Each node has one column. docs/json.md lists the rules, and how they
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +20,8 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYTES, Converted, inside, slices
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.documents.zone import zone
+from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.native import load
 from kafka_eos_source.spark.arrow import arrow_schema
 
@@ -78,7 +76,7 @@ class JsonDecoding:
         return _decode(self._program(), column, self.partial, most_bytes)
 
     def slices(self, column: pa.Array) -> Iterator[Converted]:
-        """Decodes documents slice by slice."""
+        """Decodes a column of documents slice by slice, so that each takes a limited amount of memory."""
         return slices(self.decode, column, "decoded")
 
     def _program(self) -> _Program:
@@ -207,9 +205,7 @@ def _compiled(schema: types.StructType, time_zone: str) -> _Program:
     for node in nodes:
         numbers.append((node.op, node.first, node.count, node.a, node.b, len(names), len(node.name)))
         names += node.name
-    zone = _zone(time_zone)
-    has_timestamps = any(node.op == Op.TIMESTAMP for node in nodes)
-    turns, offsets = _zone_table(zone) if has_timestamps else ([], [0])
+    turns, offsets = _zone_table(time_zone)
     return _Program(
         rows,
         pa.struct(list(arrow_schema(rows))),
@@ -219,6 +215,20 @@ def _compiled(schema: types.StructType, time_zone: str) -> _Program:
         np.array(turns, np.int64),
         np.array(offsets, np.int64),
     )
+
+
+def _zone_table(name: str) -> tuple[list[int], list[int]]:
+    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
+
+    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
+    the offset before the change, as in Java.
+
+    Raises:
+        InvalidOptionError: if the time zone is unknown.
+    """
+    found = zone(name)
+    turns = found.starts[1:] + np.maximum(found.offsets[:-1], found.offsets[1:])
+    return turns.tolist(), found.offsets.tolist()
 
 
 def _nodes(schema: types.StructType) -> list[_Node]:
@@ -320,74 +330,6 @@ def _nullable(found: types.DataType) -> types.DataType:
     if isinstance(found, (types.CharType, types.VarcharType)):
         return types.StringType()
     return found
-
-
-# -- time zones ----------------------------------------------------------------------------------
-
-#: The table of a time zone covers the years 1800 to 2437, here in seconds since 1970. The rules repeat after
-#: 400 years, as json.c knows. Until 2038, an offset was in force for at least four days (Sierra Leone, 1939),
-#: and later for weeks.
-_FIRST, _RULES_ONLY, _END = -5_364_662_400, 2_145_916_800, 14_768_784_000
-_DAY = 86_400
-_FIXED = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?([0-5]\d)(?::?([0-5]\d))?)?")
-
-
-@lru_cache(maxsize=8)
-def _zone_table(zone: tzinfo) -> tuple[list[int], list[int]]:
-    """Returns a time zone as a table: local times at which the offset from UTC changes, and the offsets.
-
-    The first offset is in force before the first change. Where a local time occurs twice, or never, it has
-    the offset before the change, as in Java.
-    """
-    if not isinstance(zone, ZoneInfo):  # the offset is fixed
-        return [], [_offset(zone, 0)]
-    offset = _offset(zone, _FIRST)
-    turns, offsets = [], [offset]
-    at = _FIRST
-    while at < _END:
-        past = at + (3 if at < _RULES_ONLY else 20) * _DAY
-        if _offset(zone, past) != offset:
-            low = at
-            while past - low > 1:
-                middle = (low + past) // 2
-                low, past = (middle, past) if _offset(zone, middle) == offset else (low, middle)
-            before, offset = offset, _offset(zone, past)
-            turns.append(past + max(before, offset))
-            offsets.append(offset)
-        at = past
-    return turns, offsets
-
-
-def _offset(zone: tzinfo, seconds: int) -> int:
-    found = datetime.fromtimestamp(seconds, zone).utcoffset()
-    assert found is not None
-    return found.days * _DAY + found.seconds
-
-
-def _zone(name: str) -> tzinfo:
-    """Returns a time zone by its name.
-
-    Raises:
-        InvalidOptionError: if it is unknown.
-    """
-    if name in ("Z", "UTC", "GMT", "UT", "Etc/UTC"):
-        return timezone.utc
-    if found := _FIXED.fullmatch(name):
-        sign, *parts = found.groups()
-        hours, minutes, seconds = (int(part or 0) for part in parts)
-        offset = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        if offset <= timedelta(hours=18):
-            return timezone(-offset if sign == "-" else offset)
-    else:
-        try:
-            return ZoneInfo(name)
-        except (ValueError, OSError, LookupError):
-            pass
-    raise InvalidOptionError(
-        f"the time zone {name!r} is unknown on this machine.",
-        fix="name one as 'Europe/Paris' or '+01:00'; for names, the machine needs the time zone database "
-        "(pip install tzdata).",
-    )
 
 
 # -- decoding ------------------------------------------------------------------------------------

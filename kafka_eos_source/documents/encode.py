@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p, py_object
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 from functools import lru_cache
 from typing import Any
@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 
 from kafka_eos_source.documents.converted import MAX_DEPTH, MOST_BYTES
 from kafka_eos_source.documents.zone import Zone, zone
-from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.native import load
 
 
@@ -60,7 +60,7 @@ class _Write(IntEnum):
     BINARY = 7  # likewise
     DATE = 8
     TIMESTAMP = 9  # a: `_Form`
-    STRUCT = 10
+    STRUCT = 10  # a: 1 = fields that are null are written too
     LIST = 11  # a: bytes of an Arrow offset; link 0: items
     MAP = 12  # likewise; links: keys, items, entries
 
@@ -85,11 +85,12 @@ class _Form(IntFlag):
 
 @dataclass(frozen=True)
 class _Forms:
-    """How timestamps are written, and decimals."""
+    """How timestamps are written, and whether small decimals have exponents and null fields are written."""
 
     timestamp: _Form
     timestamp_ntz: _Form
     has_exponents: bool = True
+    has_nulls: bool = False
 
 
 #: ``to_json`` without options.
@@ -106,6 +107,8 @@ class JsonEncoding:
     Attributes:
         type_: the type of the values, usually a struct; it may be an array or a map too.
         time_zone: ``spark.sql.session.timeZone``.
+        has_nulls: whether fields that are null are written too, as Spark does without
+            ``spark.sql.jsonGenerator.ignoreNullFields``.
 
     Raises:
         InvalidSchemaError: if only Spark can write the type, or the time zone is unknown.
@@ -113,17 +116,22 @@ class JsonEncoding:
 
     type_: DataType
     time_zone: str
+    has_nulls: bool = False
     _writer: _Writer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compiles the type."""
         if not isinstance(self.type_, StructType | ArrayType | MapType):
             raise _refusal("", self.type_, "is no struct, array or map, which to_json needs")
-        object.__setattr__(self, "_writer", _Writer(self.type_, self.time_zone, _VALUE, _Quotes.JSON))
+        object.__setattr__(
+            self,
+            "_writer",
+            _Writer(self.type_, self.time_zone, replace(_VALUE, has_nulls=self.has_nulls), _Quotes.JSON),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only."""
-        return JsonEncoding, (self.type_, self.time_zone)
+        return JsonEncoding, (self.type_, self.time_zone, self.has_nulls)
 
     def encode(self, values: pa.Array | pa.RecordBatch, most_bytes: int | None = None) -> pa.Array:
         """Writes rows; null where the row is null.
@@ -162,6 +170,7 @@ class KeyEncoding:
         type_: the type of the keys.
         time_zone: ``spark.sql.session.timeZone``.
         is_ansi: ``spark.sql.ansi.enabled``: without it, casts write small decimals with an exponent.
+        has_nulls: see `JsonEncoding`.
 
     Raises:
         InvalidSchemaError: if only Spark can write the type, or the time zone is unknown. Spark writes some
@@ -172,6 +181,7 @@ class KeyEncoding:
     type_: DataType
     time_zone: str
     is_ansi: bool = True
+    has_nulls: bool = False
     _writer: _Writer | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +189,7 @@ class KeyEncoding:
         writer = None
         if not isinstance(self.type_, StringType | BinaryType):
             _check_key(self.type_, "")
-            forms, quotes = _KEY, _Quotes.JSON
+            forms, quotes = replace(_KEY, has_nulls=self.has_nulls), _Quotes.JSON
             if not isinstance(self.type_, StructType | ArrayType | MapType):
                 ntz = _Form.SPACE | _Form.TRIMMED
                 forms, quotes = _Forms(_KEY.timestamp, ntz, not self.is_ansi), _Quotes.BARE
@@ -188,7 +198,7 @@ class KeyEncoding:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the arguments only."""
-        return KeyEncoding, (self.type_, self.time_zone, self.is_ansi)
+        return KeyEncoding, (self.type_, self.time_zone, self.is_ansi, self.has_nulls)
 
     def encode(self, values: pa.Array | pa.RecordBatch, most_bytes: int | None = None) -> pa.Array:
         """Writes keys (binary), as `JsonEncoding.encode` does."""
@@ -316,7 +326,7 @@ class _Compiler:
         self._program.nodes.append(node)
         index = len(self._program.nodes) - 1
         if isinstance(type_, StructType):
-            node.op = _Write.STRUCT
+            node.op, node.a = _Write.STRUCT, self._forms.has_nulls
             links = []
             for each, inner in zip(type_, arrow, strict=True):
                 child = self.compile(each.dataType, inner.type, quotes)
@@ -521,7 +531,10 @@ class _Writer:
         self._type = type_
         self._forms = forms
         self._quotes = quotes
-        self._zone: Zone = zone(time_zone if has_zone else "UTC")
+        try:
+            self._zone: Zone = zone(time_zone if has_zone else "UTC")
+        except InvalidOptionError as failure:
+            raise InvalidSchemaError(failure.message, fix=failure.fix) from failure
         self._programs: dict[pa.DataType, _Program] = {}
 
     def write(self, values: pa.Array | pa.RecordBatch, most_bytes: int | None) -> pa.Array:

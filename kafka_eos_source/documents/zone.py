@@ -19,10 +19,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError
 
 _NEVER = np.iinfo(np.int64).max
 _ALWAYS = np.iinfo(np.int64).min
+#: The table has at least the changes until the end of this year, as json.c expects.
+_LAST_YEAR = 2438
 _EARLY = datetime(1, 1, 3, tzinfo=timezone.utc)
 #: The rule at the end of a file of the format TZif, if there is daylight saving time (POSIX, variable TZ).
 _DAYLIGHT = re.compile(
@@ -87,7 +89,7 @@ def zone(name: str) -> Zone:
     """Returns a time zone by its name in ``spark.sql.session.timeZone``.
 
     Raises:
-        InvalidSchemaError: if neither the machine nor the package tzdata has the time zone.
+        InvalidOptionError: if neither the machine nor the package tzdata has the time zone.
     """
     found = _SHORT_NAMES.get(name, name)
     fixed = _FIXED.fullmatch(found)
@@ -101,7 +103,7 @@ def zone(name: str) -> Zone:
     try:
         return _from_database(found)
     except (OSError, ValueError, zoneinfo.ZoneInfoNotFoundError) as failure:
-        raise InvalidSchemaError(
+        raise InvalidOptionError(
             f"the time zone {name!r} is not in the time zone database of Python ({failure}).",
             fix="set spark.sql.session.timeZone to a name such as 'Europe/Berlin', or an offset such as "
             "'+01:00'; if the name is right, pip install tzdata.",
@@ -123,7 +125,7 @@ def _from_database(name: str) -> Zone:
     if daylight:
         repeats = last + 1
         first_year = datetime.fromtimestamp(last, timezone.utc).year
-        for second, offset in _changes(daylight, first_year, first_year + 401):
+        for second, offset in _changes(daylight, first_year, max(first_year + 400, _LAST_YEAR)):
             if second > last:
                 table[second] = offset
     ordered = sorted(table.items())

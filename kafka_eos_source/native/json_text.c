@@ -665,7 +665,7 @@ static inline int put_or_null(run_t *run, int64_t index, int64_t at) {
         return put_value(run, index, at);
 }
 
-/* Writes the fields of a struct that are not null. `at` counts the offset of the struct's array. */
+/* Writes the fields of a struct; those that are null only with operand `a`. `at` counts the struct's offset. */
 static int put_struct(run_t *run, const node_t *node, int64_t at) {
         const input_t *input = run->input;
         int64_t child, is_first = 1;
@@ -676,10 +676,11 @@ static int put_struct(run_t *run, const node_t *node, int64_t at) {
                 int64_t index        = input->links[node->first + child];
                 const node_t *field  = &input->nodes[index];
                 const place_t *place = &run->places[index];
-                if (field->op == WRITE_NULL || !is_valid(place->validity, at + place->offset))
+                int is_null          = field->op == WRITE_NULL || !is_valid(place->validity, at + place->offset);
+                if (is_null && !node->a)
                         continue;
                 if (!put(run, input->text + field->name + is_first, field->name_bytes - is_first) ||
-                    !put_value(run, index, at))
+                    !(is_null ? put(run, "null", 4) : put_value(run, index, at)))
                         return 0;
                 is_first = 0;
         }

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     DayTimeIntervalType,
     DecimalType,
@@ -39,7 +40,7 @@ from kafka_eos_source.documents import encode as module
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from tests.support import sanitized
-from tests.support.json_model import arrow_type, as_json, as_key, double, present, structs, types, values
+from tests.support.spark_text import arrow_type, as_json, as_key, double, present, structs, types, values
 
 EXAMPLES = int(os.environ.get("JSON_EXAMPLES", "100"))
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Africa/Monrovia", "Australia/Lord_Howe", "Asia/Kolkata")
@@ -124,6 +125,34 @@ def test_a_batch_and_a_null_column() -> None:
     assert texts(JsonEncoding(type_, "UTC").encode(batch)) == ['{"a":1}', "{}"]
     assert documents(ArrayType(NullType()), [[None, None], []]) == ["[null,null]", "[]"]
     assert texts(KeyEncoding(NullType(), "UTC").encode(pa.nulls(2))) == [None, None]
+
+
+def test_arrays_with_offsets_of_their_own() -> None:
+    """Slices of arrays inside structs, lists and maps, and of a batch."""
+    words = pa.array(["-", "-", "a", None, "c", "d"]).slice(2)
+    flags = pa.array([None, True, False, None, True]).slice(1)
+    lists = pa.ListArray.from_arrays(pa.array([9, 9, 0, 1, 1, 3, 4], pa.int32()).slice(2), words)
+    maps = pa.MapArray.from_arrays(
+        pa.array([9, 0, 1, 1, 2, 3], pa.int32()).slice(1), words.fill_null("b"), flags
+    )
+    inner = pa.StructArray.from_arrays([words, flags], names=["w", "f"])
+    batch = pa.record_batch({"l": lists, "m": maps, "s": inner}).slice(1)
+    strings, booleans = StringType(), BooleanType()
+    type_ = row(l=ArrayType(strings), m=MapType(strings, booleans), s=row(w=strings, f=booleans))
+    assert texts(JsonEncoding(type_, "UTC").encode(batch)) == [
+        '{"l":[],"m":{},"s":{"f":false}}',
+        '{"l":[null,"c"],"m":{"b":false},"s":{"w":"c"}}',
+        '{"l":["d"],"m":{"c":null},"s":{"w":"d","f":true}}',
+    ]
+    assert [len(each) for each in JsonEncoding(type_, "UTC").slices(batch)] == [3]
+
+
+def test_fields_that_are_null_are_written_if_the_session_says_so() -> None:
+    type_ = row(a=NullType(), b=row(c=LongType()), d=LongType())
+    column = pa.array([{"b": {}, "d": None}, {"b": None, "d": 1}], arrow_type(type_))
+    expected = ['{"a":null,"b":{"c":null},"d":null}', '{"a":null,"b":null,"d":1}']
+    for made in (JsonEncoding(type_, "UTC", has_nulls=True), KeyEncoding(type_, "UTC", has_nulls=True)):
+        assert texts(pickle.loads(pickle.dumps(made)).encode(column)) == expected
 
 
 def test_what_is_below_a_null_is_not_written() -> None:
@@ -246,6 +275,12 @@ def test_types_that_only_spark_writes(type_: DataType, named: str) -> None:
     with pytest.raises(InvalidSchemaError) as caught:
         JsonEncoding(type_, "UTC")
     assert named in str(caught.value)
+
+
+def test_a_time_zone_that_only_spark_knows() -> None:
+    with pytest.raises(InvalidSchemaError, match="time zone 'SystemV/EST5'"):
+        JsonEncoding(row(a=TimestampType()), "SystemV/EST5")
+    assert documents(row(a=LongType()), [{"a": 1}], "SystemV/EST5") == ['{"a":1}'], "there is no timestamp"
 
 
 def test_a_type_that_is_nested_too_deeply() -> None:

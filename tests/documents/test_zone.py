@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.documents.zone import Zone, zone
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError
 
 #: Names with one offset in Java and more in the database.
 _SHORT = {"EST", "MST", "HST"}
@@ -70,7 +70,7 @@ def test_names_that_spark_accepts(name: str, expected: int) -> None:
     "name", ["", "Nowhere/City", "+19:00", "UTC+1:99", "../../etc/passwd", "/etc/localtime"]
 )
 def test_names_that_are_unknown(name: str) -> None:
-    with pytest.raises(InvalidSchemaError, match="is not in the time zone database"):
+    with pytest.raises(InvalidOptionError, match="is not in the time zone database"):
         zone(name)
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for size in (0, 20, 44, len(content) // 2):
         zone.cache_clear()
         Path(tmp_path, "Europe/Rome").write_bytes(content[:size])
-        with pytest.raises(InvalidSchemaError, match="'Europe/Rome' is not in the time zone database"):
+        with pytest.raises(InvalidOptionError, match="'Europe/Rome' is not in the time zone database"):
             zone("Europe/Rome")
     zone.cache_clear()
 

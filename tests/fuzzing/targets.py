@@ -292,6 +292,17 @@ def records(schema: Schema) -> Callable[[bytes], None]:
     return run
 
 
+def json_text(data: bytes) -> None:
+    """Writes a string with any bytes as the key and the value of a map; the document must be JSON."""
+    raw = pa.array([data], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+    entries = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), text, text)
+    made = JsonEncoding(MapType(StringType(), StringType()), "UTC").encode(entries)
+    ((key, value),) = json.loads(made[0].as_py()).items()
+    if key != value or ("\ufffd" not in value and value.encode() != data):
+        raise AssertionError(f"{data!r} became {value!r}")
+
+
 def documents(data: bytes) -> None:
     """Decodes documents, which two zero bytes separate; their rows must be those of the model."""
     column = data.split(b"\0\0")[:8]
@@ -302,17 +313,6 @@ def documents(data: bytes) -> None:
         for number, document in enumerate(column):
             row, is_bad = model.decoded(document, DECLARED, "America/New_York", partial)
             assert (number in found.errors, model.comparable(rows[number])) == (is_bad, model.comparable(row))
-
-
-def json_text(data: bytes) -> None:
-    """Writes a string with any bytes, as value, name and key of a map, into a document that must be JSON."""
-    raw = pa.array([data], pa.binary())
-    text = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
-    entries = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), text, text)
-    made = JsonEncoding(MapType(StringType(), StringType()), "UTC").encode(entries)
-    ((key, value),) = json.loads(made[0].as_py()).items()
-    if key != value or ("\ufffd" not in value and value.encode() != data):
-        raise AssertionError(f"{data!r} became {value!r}")
 
 
 def schema(kind: str) -> Callable[[bytes], None]:
@@ -413,10 +413,10 @@ TARGETS: Mapping[str, Target] = {
         records(PROTOBUF), (), (b"\x08\x05\x1a\x05\x0a\x01k\x11\x00", b"\x22\1s\x32\2\x08\5\x3a\2\1\2")
     ),
     "json": Target(records(JSON), (), (b'{"a":1,"b":["x"],"c":{"d":1.5},"t":true}',)),
-    "json-documents": Target(documents, (), _document_seeds()),
     "json-text": Target(
         json_text, (), (b'plain "\\\0\x1f', "\u00e9\u20ac\U0001f600".encode(), b"\xed\xa0\x80\xf0\x9f\x98")
     ),
+    "json-documents": Target(documents, (), _document_seeds()),
     "avro-schema": Target(
         schema("AVRO"), (KafkaEosError,), (AVRO.text.encode(), b'"int"', b'["null","string"]')
     ),

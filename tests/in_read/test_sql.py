@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -585,3 +586,64 @@ def test_the_first_batch_of_a_task_does_not_import_pandas() -> None:
     )
     pickled = pickle.dumps((step, rows_of([1])))
     subprocess.run([sys.executable, "-c", program], input=pickled, check=True)
+
+
+# ------------------------------------------------------------------ docs/sql.md
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+DIALECT = [
+    tuple(cell.strip() for cell in line.replace(r"\|", "¦").strip("| ").split(" | "))
+    for line in PAGE.split("| expression |")[1].split("\n\n")[0].splitlines()[2:]
+]
+
+
+def test_the_first_text_of_the_page_runs() -> None:
+    text = PAGE.split("```sql\n")[1].split("```")[0]
+    flights = (
+        spark.StructType()
+        .add("key", spark.BinaryType())
+        .add("carrier", spark.StringType())
+        .add("dep_delay", spark.IntegerType())
+        .add("extra", spark.StringType())
+    )
+    carriers = pa.table({"code": ["UA"], "name": ["United"]})
+    step = compile_sql(text, flights, name="flights", tables={"carriers": carriers})
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {"key": b"1", "carrier": "UA", "dep_delay": 130, "extra": '{"gate": "A7"}'},
+            {"key": b"2", "carrier": "UA", "dep_delay": 60, "extra": None},
+            {"key": b"3", "carrier": "?", "dep_delay": 61, "extra": None},
+        ],
+        arrow_schema(flights),
+    )
+    assert [tuple(row.values()) for row in result(step, batch)] == [
+        (b"1", "UA", "United", 2, "A7"),
+        (b"3", "?", None, 1, None),
+    ]
+
+
+@pytest.mark.parametrize(("expression", "shown", "spark_sql"), DIALECT, ids=[row[0] for row in DIALECT])
+def test_the_dialect_is_as_the_page_says(expression: str, shown: str, spark_sql: str) -> None:
+    expression = expression.strip("`").replace("¦", "|")
+    schema = spark.StructType().add("x", spark.IntegerType())
+    batch = pa.RecordBatch.from_pylist([{"x": 42}], arrow_schema(schema))
+
+    def value() -> Any:
+        cast = "::VARCHAR" if shown == "null" else ""  # a null alone has no type
+        text = f"SELECT ({expression}){cast} AS r FROM batch"
+        rows, errors = compile_sql(text, schema)(batch)
+        if errors:
+            raise ArithmeticError(errors)
+        return rows.to_pylist()[0]["r"]
+
+    if shown.startswith("error"):
+        with pytest.raises((ArithmeticError, KafkaEosError)):
+            value()
+        return
+    found = value()
+    if shown == "a column":
+        assert found == 42
+        return
+    wanted = shown.split("`")[1] if "`" in shown else shown
+    assert wanted in {str(found), str(found).lower(), "null" if found is None else ""}
+    assert spark_sql
