@@ -24,7 +24,7 @@ from kafka_eos_source.app.sql import sql_frame
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
 from kafka_eos_source.in_read.decode import decoded_values
 from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
@@ -314,7 +314,7 @@ class App:
                 f"on_bad={on_bad!r} is set, but neither schema= nor registry=, so nothing is decoded.",
                 fix="leave out on_bad=.",
             )
-        if HEADERS in kept:
+        if HEADERS in kept or on_bad == DEAD_LETTER:  # a dead letter has the headers of its record
             source = Options(_replaced(source, {"includeHeaders": "true"}))
         has_headers = parse_read(source, streaming=True).include_headers
         step = None
