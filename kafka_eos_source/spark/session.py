@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
@@ -48,6 +49,29 @@ _MOST_BATCH_BYTES = 256 << 20
 #: Spark's limit for the rows of such a batch. A packed batch has up to about a megabyte.
 _BATCH_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_BATCH_ROWS = 256
+
+
+@dataclass(frozen=True)
+class SessionRules:
+    """Settings of a session on which the text of values depends.
+
+    Attributes:
+        time_zone: the time zone in which timestamps are shown and parsed.
+        is_ansi: whether SQL follows the ANSI standard (``spark.sql.ansi.enabled``).
+    """
+
+    time_zone: str
+    is_ansi: bool
+
+    @classmethod
+    def of(cls, session: SparkSession) -> SessionRules:
+        """Returns the settings of a session."""
+        return cls(time_zone(session), str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true")
+
+
+def time_zone(session: SparkSession) -> str:
+    """Returns the time zone in which a session shows and parses timestamps."""
+    return str(session.conf.get("spark.sql.session.timeZone"))
 
 
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
