@@ -159,7 +159,7 @@ class Documents(Workload):
 
     def payloads(self) -> list[bytes]:
         """Returns the documents; that of a key is found by its number."""
-        found = []
+        found: list[bytes] = []
         for document, is_bad in zip(self._documents, self._bad.tolist(), strict=True):
             text = json.dumps(document, separators=(",", ":"))
             if is_bad and len(found) % 2:

@@ -39,8 +39,8 @@ BATCH_ROWS = 20_000
 BATCH_BYTES = 16 << 20
 
 #: Messages of two takes in one batch would have to be copied. So a batch ends with a take if it has this many
-#: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy. And a take
-#: of more than `BATCH_ROWS` is divided into equal parts, so that no small rest of it begins the next batch.
+#: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy. A take of
+#: more than `BATCH_ROWS` is divided into equal parts, so that no small rest of it begins the next batch.
 ENOUGH_ROWS, ENOUGH_BYTES = 5_000, 1 << 20
 
 #: Longest wait for messages. Between two waits, the task checks its timeout.
