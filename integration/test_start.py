@@ -28,6 +28,8 @@ builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.shu
 spark = builder.config(map={**local_checkpoints(), **recommended_settings()}).getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 jvm = spark.sparkContext._gateway.jvm.java.lang.ProcessHandle.current().pid()
+options = open(f"/proc/{jvm}/cmdline").read().split("\0")
+assert "-XX:CompileThresholdScaling=5" in options, options
 mapped = {line.split()[-1] for line in open(f"/proc/{jvm}/maps")}
 print(json.dumps(sorted(path for path in mapped if path.endswith(".jsa"))))
 """
@@ -108,7 +110,7 @@ def test_the_jvm_maps_the_archive_and_workers_are_forked_from_a_daemon_that_has_
     assert values(read_back(broker, sink)) == sorted(f"ROW-{number}" for number in range(200))
 
 
-@pytest.mark.parametrize("damage", ["cut", "header"])
+@pytest.mark.parametrize("damage", [pytest.param("cut", marks=pytest.mark.long), "header"])
 def test_a_session_starts_without_an_archive_that_is_damaged(damage: str, archive: Path) -> None:
     content = archive.read_bytes()
     archive.write_bytes(content[: len(content) // 2] if damage == "cut" else bytes(4096) + content[4096:])

@@ -56,14 +56,20 @@ def test_t29_a_query_continues_when_the_leader_of_an_output_partition_is_killed(
 
 
 _OF_TRANSACTIONS = pytest.mark.fault("T30", "the transaction coordinator is killed", "init, flush, commit")
+#: `tests/commit/test_errors.py` has the errors of these coordinators, at each request.
+_LONG = [_OF_TRANSACTIONS, pytest.mark.long]
 _OF_GROUPS = pytest.mark.fault("T31", "the group coordinator is killed", "send_offsets")
 
 
 @pytest.mark.parametrize(
     ("of", "at", "at_time"),
     [
-        pytest.param("__transaction_state", "commit.after_init", 1, marks=_OF_TRANSACTIONS),
-        pytest.param("__transaction_state", "commit.after_flush", 2, marks=_OF_TRANSACTIONS),
+        pytest.param(
+            "__transaction_state", "commit.after_init", 1, marks=[_OF_TRANSACTIONS, pytest.mark.long]
+        ),
+        pytest.param(
+            "__transaction_state", "commit.after_flush", 2, marks=[_OF_TRANSACTIONS, pytest.mark.long]
+        ),
         pytest.param("__transaction_state", "commit.before_commit", 2, marks=_OF_TRANSACTIONS),
         pytest.param("__consumer_offsets", "commit.after_flush", 2, marks=_OF_GROUPS),
     ],
@@ -137,7 +143,7 @@ def test_t324_a_clean_change_of_leaders_is_no_loss(on_three: Scenario, three: Em
     subscribed = {"subscribe": f"{on_three.source},{idle}"}
     source = Interleaved(on_three)
     driver = on_three.start(available_now=False, source=subscribed)
-    for node in three.nodes:
+    for node in three.nodes[:2]:
         three.stop_node(node)
         source.feed(2)
         three.start_node(node)

@@ -97,7 +97,7 @@ def run_a_clone(scenario: Scenario, *mutations: str) -> str:
 
 
 @_CLONED
-@pytest.mark.parametrize("jumps", [False, True])
+@pytest.mark.parametrize("jumps", [pytest.param(False, marks=pytest.mark.long), True])
 def test_t361_the_original_never_skips_what_only_its_clones_topic_holds(
     scenario: Scenario, jumps: bool
 ) -> None:
@@ -161,7 +161,9 @@ def test_t362_an_adoption_without_a_proof_is_refused(scenario: Scenario) -> None
 
 
 @pytest.mark.fault("T363", "exactly_once, at_least_once and exactly_once on one checkpoint", "restart")
-@pytest.mark.parametrize("pending", ["no batch", "a batch", "a batch that Kafka holds"])
+@pytest.mark.parametrize(
+    "pending", [pytest.param("no batch", marks=pytest.mark.long), "a batch", "a batch that Kafka holds"]
+)
 def test_t363_the_way_back_to_exactly_once_is_one_command(scenario: Scenario, pending: str) -> None:
     """A pending batch is one that the driver of at_least_once wrote before it died, and Spark did not log."""
     scenario.feed(100)

@@ -80,6 +80,7 @@ def server_properties(
         "min.insync.replicas": in_sync,
         "group.initial.rebalance.delay.ms": "0",  # consumers of a test need not wait for others
         "controlled.shutdown.max.retries": "1",
+        "metadata.max.idle.interval.ms": "5000",  # by default, it writes twice a second
         **(_security(users) if users else {}),
     }
 

@@ -73,6 +73,8 @@ _BARE_FUNCTIONS = _names(
     "session_user user"
 )
 
+_TIMES_OF_ZONE = frozenset({"TIMETZ", "TIME WITH TIME ZONE"})
+
 #: Aggregates whose result is random.
 _RANDOM_AGGREGATES = frozenset({"reservoir_quantile"})
 _LIST_AGGREGATE = frozenset({"list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate"})
@@ -482,6 +484,9 @@ class _Checker:
                     "keep the other rows in state: aggregate(), or a StatefulProcessor.",
                     node,
                 )
+        elif kind == "TYPE" and str(node.get("type_name")).upper() in _TIMES_OF_ZONE:
+            # its offset in a zone with summer time is that of today
+            self.refuse_other("a time with a time zone", node)
         elif kind == "PARAMETER":
             self.refuse("a parameter has no value here", "write the value into the text.", node)
         elif kind == "POSITIONAL_REFERENCE":

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("grpc")
 
 from pyspark.sql.connect import functions as f
 from pyspark.sql.connect import plan as connect
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, is_of_source, trace
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
-from tests.in_read.test_rows import Digits
 
 SOURCE = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+NUMBERS = StructType([StructField("key", BinaryType()), StructField("n", LongType())])
 READ = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A transform whose rows are those of `NUMBERS`; nobody calls it."""
+
+    rows: StructType = NUMBERS
+
+    def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
+        raise AssertionError
 
 
 class Frame:
@@ -111,7 +123,7 @@ def test_what_the_read_cannot_run_is_named(step: Any, names: list[str], said: st
 
 def test_rows_of_a_step_in_the_read_are_columns_of_the_source() -> None:
     columns = ReadColumns((ReadColumn("key", "key"), ReadColumn("value", "value")))
-    step = RowsInRead.of(Digits(), columns, "digits", {"key": "key"})
+    step = RowsInRead.of(Unchanged(), columns, "digits", {"key": "key"})
     read = source(step__in__read=step.to_option())
     read.columns = ["key", "n"]
     frame = read.with_(select(f.col("n").alias("number"), f.col("key")), "number", "key")

@@ -303,6 +303,7 @@ REFUSED = [
     ("SELECT getvariable('x') AS r FROM batch", "getvariable", "column"),
     ("SELECT current_setting('threads') AS r FROM batch", "current_setting", "column"),
     ("SELECT ago(INTERVAL 1 DAY) AS r FROM batch", "ago", "column"),
+    ("SELECT timezone('Europe/Berlin', code::TIMETZ)::VARCHAR AS r FROM batch", "time zone", "column"),
     ("SELECT user AS r FROM batch", "user", "column"),
     ("SELECT list_aggr(items, code) AS r FROM batch", "list_aggr", "'sum'"),
     ("SELECT list_aggr(items, 'reservoir_quantile', 0.5) AS r FROM batch", "not random", "list_aggr"),

@@ -29,7 +29,7 @@ from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.read import fetch
 from kafka_eos_source.read.columns import Run, record_batch, record_batches
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
-from tests.support.mock_cluster import Api, MockCluster, client_pointer, function
+from tests.support.mock_cluster import MockCluster, client_pointer, function
 
 ALL = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -287,12 +287,12 @@ def test_a_timeout_names_the_missing_topic(mock: MockCluster) -> None:
 def test_errors_of_fetch_requests_are_raised(mock: MockCluster, writer: Writer) -> None:
     topic = writer.topic()
     writer.write(topic, [(None, b"a", None, 1)])
-    mock.fail(Api.FETCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT)
+    mock.fail_fetches(KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT)
     assert len(read(mock, [whole(topic, 1)])) == 1
-    mock.fail(Api.FETCH, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    mock.fail_fetches(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(AuthorizationError, match=f"reading {topic}-0"):
         read(mock, [whole(topic, 1)])
-    mock.clear_failures(Api.FETCH)
+    mock.fail_fetches()
 
 
 # -- the consumer itself

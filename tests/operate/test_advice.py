@@ -47,7 +47,7 @@ def _text(node: ast.expr) -> Iterator[str]:
             yield from (*_text(body), *_text(orelse))
 
 
-def advice() -> Iterator[tuple[str, str]]:
+def _found() -> Iterator[tuple[str, str]]:
     """Yields where each fix text of the package is, and the text."""
     for path in sorted(_PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -59,16 +59,18 @@ def advice() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(_PACKAGE)}:{node.value.lineno}", text
 
 
-ADVICE = list(advice())
+@pytest.fixture(scope="module")
+def advice() -> list[tuple[str, str]]:
+    return list(_found())
 
 
-def test_the_texts_are_found() -> None:
-    assert len(ADVICE) > 500
+def test_the_texts_are_found(advice: list[tuple[str, str]]) -> None:
+    assert len(advice) > 500
 
 
-def test_each_option_exists_and_accepts_the_value() -> None:
+def test_each_option_exists_and_accepts_the_value(advice: list[tuple[str, str]]) -> None:
     wrong = []
-    for where, text in ADVICE:
+    for where, text in advice:
         for name, value in _OPTION.findall(text):
             option = _NAMES.get(name)
             if option is None:
@@ -82,13 +84,13 @@ def test_each_option_exists_and_accepts_the_value() -> None:
     assert wrong == []
 
 
-def test_answers_name_the_batch_for_which_they_are_given() -> None:
-    assert [where for where, text in ADVICE if _ANSWER.search(text)] == []
+def test_answers_name_the_batch_for_which_they_are_given(advice: list[tuple[str, str]]) -> None:
+    assert [where for where, text in advice if _ANSWER.search(text)] == []
 
 
-def test_each_command_and_its_flags_exist() -> None:
+def test_each_command_and_its_flags_exist(advice: list[tuple[str, str]]) -> None:
     wrong = []
-    for where, text in ADVICE:
+    for where, text in advice:
         for words, flags in _COMMAND.findall(text):
             command: click.Command = main
             for word in words.split():
