@@ -97,6 +97,10 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+#: Headers that only one library has.
+HEADERS = {"json": ("json_scalars",)}
+
+
 if __name__ == "__main__":
     setup(
         cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
@@ -104,8 +108,10 @@ if __name__ == "__main__":
             Extension(
                 f"kafka_eos_source.native.{name}",
                 [f"kafka_eos_source/native/{name}.c"],
-                depends=["kafka_eos_source/native/buffers.h"],
+                depends=[
+                    f"kafka_eos_source/native/{header}.h" for header in ("buffers", *HEADERS.get(name, ()))
+                ],
             )
-            for name in ("kernel", "avro", "protobuf")
+            for name in ("kernel", "avro", "json", "json_text", "protobuf")
         ],
     )

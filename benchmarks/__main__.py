@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from benchmarks.kafka import Cluster
 from benchmarks.plot import plot
 from benchmarks.rounds import Inputs, Settings, Told, available, run_contenders, running_cluster
 from benchmarks.tasks import TASKS, Task
-from benchmarks.workload import Workload
+from benchmarks.workload import Documents, Workload
 from kafka_eos_source.errors import KafkaEosError
 
 QUICK_RECORDS = 200_000
@@ -36,6 +36,14 @@ QUICK_RECORDS = 200_000
 @click.option(
     "--quick", is_flag=True, help=f"{QUICK_RECORDS:,} records at most: whether it works, not how fast."
 )
+@click.option("--fields", type=click.IntRange(3), help="Task json: declared fields.  [default: 3]")
+@click.option(
+    "--chosen",
+    type=click.IntRange(0),
+    help="Task json: fields of the output.  [default: all declared]",
+)
+@click.option("--document-bytes", type=click.IntRange(1), help="Task json: of a document.  [default: 120]")
+@click.option("--bad", type=click.FloatRange(0, 1), help="Task json: share of bad documents.  [default: 0]")
 @click.option("--only", default="", help="Contenders, with commas between; else all but the slowest.")
 @click.option(
     "--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs of each; the median counts."
@@ -54,6 +62,10 @@ def main(
     records: int | None,
     keys: int | None,
     quick: bool,
+    fields: int | None,
+    chosen: int | None,
+    document_bytes: int | None,
+    bad: float | None,
     only: str,
     repeat: int,
     batch: int,
@@ -70,8 +82,9 @@ def main(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # SIGTERM then ends all processes that were started
     names = [name.strip() for name in only.split(",") if name.strip()]
-    chosen = [_sized(TASKS[name], records, keys, quick) for name in tasks or TASKS]
-    known = {contender.name for task in chosen for contender in task.contenders}
+    documents = {"fields": fields, "chosen": chosen, "document_bytes": document_bytes, "bad": bad}
+    asked = [_sized(TASKS[name], records, keys, quick, documents) for name in tasks or TASKS]
+    known = {contender.name for task in asked for contender in task.contenders}
     if not known.issuperset(names):
         raise click.BadParameter(f"--only has {only!r}; the tasks' contenders are {', '.join(sorted(known))}")
     folder = Path(tempfile.mkdtemp(prefix="kafka-eos-bench-"))
@@ -81,7 +94,7 @@ def main(
         with running_cluster(bootstrap) as address:
             cluster = Cluster(address)
             cluster.warm_up()
-            problems = [problem for task in chosen for problem in run_task(cluster, task, settings)]
+            problems = [problem for task in asked for problem in run_task(cluster, task, settings)]
     except KafkaEosError as error:
         raise click.ClickException(str(error)) from error
     for problem in problems:
@@ -105,8 +118,14 @@ def run_task(cluster: Cluster, task: Task, settings: Settings) -> list[str]:
     return [f"{task.name}: {each.title}: {each.problem}" for each in told.results if each.problem]
 
 
-def _sized(task: Task, records: int | None, keys: int | None, quick: bool) -> Task:
+def _sized(
+    task: Task, records: int | None, keys: int | None, quick: bool, documents: Mapping[str, Any]
+) -> Task:
     workload: Workload = task.workload
+    if isinstance(workload, Documents):
+        stated = {name: value for name, value in documents.items() if value is not None}
+        workload = replace(workload, **stated)
+        task = replace(task, title=f"{task.title}: {workload.title}")
     count = records or workload.records
     if quick:
         count = min(count, QUICK_RECORDS)

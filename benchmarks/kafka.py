@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,8 @@ _OffsetSpec: Any = client_admin.OffsetSpec  # type: ignore[attr-defined]
 _SECONDS = 60.0
 _PAUSE_SECONDS = 0.1
 _AT_ONCE = 10_000
+#: How many records of the output a reader keeps whole, at least.
+_SAMPLE = 1_000
 _WARM_TRANSACTIONS = 200
 
 
@@ -114,10 +115,9 @@ class Cluster:
                 "compression.type": workload.compression,
             }
         )
-        payloads = cycle(workload.payloads())
-        for keys in workload.chunks():
-            for key in keys:
-                producer.produce(topic, next(payloads), key)
+        for records in workload.sent():
+            for key, value in records:
+                producer.produce(topic, value, key)
             while len(producer) > _AT_ONCE * 50:
                 producer.poll(0.01)
         producer.flush(_SECONDS)
@@ -165,10 +165,12 @@ class OutputReader:
 
     Attributes:
         output: the output of each partition, as far as it was read.
+        sample: keys and values of some records, of each read those that came first.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, copies: bool = False) -> None:
         self.output = [Output() for _ in range(partitions)]
+        self.sample: list[tuple[bytes, bytes]] = []
         self._topic = topic
         self._copies = copies
         self._next = [0] * partitions
@@ -200,6 +202,9 @@ class OutputReader:
             if messages:
                 silence = Deadline.after_seconds(_SECONDS)
                 taken.take(messages)
+                if len(self.sample) < _SAMPLE:
+                    good = [message for message in messages if message.error() is None]
+                    self.sample += [(message.key(), message.value()) for message in good]
             elif silence.expired:
                 raise UnavailableError(f"nothing more can be read of {self._topic}.")
         self._client.unassign()

@@ -17,6 +17,7 @@ from benchmarks.processes import Processes, others_cpu_seconds
 from benchmarks.progress import Ints, Output, curve, wrong
 from benchmarks.tasks import Judge
 from benchmarks.watch import CpuSample, Watched, Watcher
+from benchmarks.workload import Workload
 from kafka_eos_source.errors import UnavailableError
 
 #: `Run.sustained` leaves this share of the records out.
@@ -61,25 +62,26 @@ class Run:
     batches_ms: Sequence[int] = ()
 
 
-def measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, judge: Judge) -> Run:
+def measure(cluster: Cluster, contender: Contender, job: Job, workload: Workload, judge: Judge) -> Run:
     """Runs a contender and checks its output; a failure is returned as the run's problem.
 
     Args:
         cluster: the cluster with the topics.
         contender: the contender, already prepared.
         job: its work.
-        truth: number of records of each key.
+        workload: the records that it reads.
         judge: how the output is checked.
     """
     try:
         if judge is Judge.PROGRESS:
-            return _measure_told(contender, job, int(truth.sum()))
-        return _measure(cluster, contender, job, truth, copies=judge is Judge.COPIES)
+            return _measure_told(contender, job, workload.records)
+        return _measure(cluster, contender, job, workload, copies=judge is Judge.COPIES)
     except (KafkaException, UnavailableError, ValueError) as error:
         return Run(f"the output cannot be judged: {error}")
 
 
-def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, copies: bool) -> Run:
+def _measure(cluster: Cluster, contender: Contender, job: Job, workload: Workload, *, copies: bool) -> Run:
+    truth = workload.truth()
     with OutputReader(cluster.bootstrap, job.topic_out, job.partitions, copies=copies) as reader:
         began = time.time()
         with Processes(contender.commands(job), job.folder) as processes:
@@ -90,9 +92,11 @@ def _measure(cluster: Cluster, contender: Contender, job: Job, truth: Ints, *, c
             return Run(watched.problem)
         reader.read()  # records written after the end are checked too
         found = wrong(reader.output, truth, contender.exactly_once)
+        found = found or next(filter(None, (workload.wrong_record(*each) for each in reader.sample)), "")
         if found:
             return Run(f"WRONG: {found}")
-        return replace(figures(reader.output, watched, began), batches_ms=batches_ms)
+        read = workload.records / int(truth.sum())
+        return replace(figures(reader.output, watched, began, read), batches_ms=batches_ms)
 
 
 def _measure_told(contender: Contender, job: Job, records: int) -> Run:
@@ -117,9 +121,16 @@ def _measure_told(contender: Contender, job: Job, records: int) -> Run:
     return _figures(visible, times, began, batches[0].began, cpu, commits=len(batches), written=0)
 
 
-def figures(output: Sequence[Output], watched: Watched, began: float) -> Run:
-    """Computes the figures of a run with correct output; ``began`` is on the samples' clock."""
-    visible = curve(output, watched.samples)
+def figures(output: Sequence[Output], watched: Watched, began: float, read: float = 1.0) -> Run:
+    """Computes the figures of a run with correct output.
+
+    Args:
+        output: the output.
+        watched: what was observed.
+        began: start of the run, on the samples' clock.
+        read: input records for each record that the output counts; more than 1 if some are left out.
+    """
+    visible = np.rint(curve(output, watched.samples) * read).astype(np.int64)
     times = np.array([sample.seconds for sample in watched.samples])
     return _figures(
         visible,

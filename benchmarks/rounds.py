@@ -144,14 +144,13 @@ def run_contenders(
 def _rates(
     cluster: Cluster, task: Task, contenders: Sequence[Contender], settings: Settings, topic_in: str
 ) -> Told:
-    truth = task.workload.truth()
     results = _in_turn(
         cluster,
         task,
         contenders,
         settings,
         lambda _: topic_in,
-        lambda contender, job: measure(cluster, contender, job, truth, task.judge),
+        lambda contender, job: measure(cluster, contender, job, task.workload, task.judge),
         report.Result,
     )
     tables = [
@@ -230,6 +229,7 @@ def _in_turn(
                 batch_records=task.batch or settings.batch,
                 folder=own,
                 compression=task.workload.compression,
+                documents=task.workload.documents,
             )
             done = run(contender, job)
             runs[contender.name].append(done)

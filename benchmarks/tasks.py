@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from benchmarks.contenders.base import Contender, Target
+from benchmarks.contenders.json_query import JsonQuery
 from benchmarks.contenders.kafka_eos import KafkaEos
 from benchmarks.contenders.kafka_streams import KafkaStreams, KafkaStreamsCopy
 from benchmarks.contenders.quix import Quix, QuixCopy
@@ -22,7 +23,7 @@ from benchmarks.contenders.spark_query import (
     EosQuery,
     SparkQuery,
 )
-from benchmarks.workload import Workload
+from benchmarks.workload import Documents, Workload
 
 
 class Judge(Enum):
@@ -237,6 +238,20 @@ TASKS: Mapping[str, Task] = {
                 _STREAMS_AT_LEAST_ONCE,
                 _QUIX,
             ),
+        ),
+        Task(
+            "json",
+            "Everyday JSON job: parse, filter, choose fields, write a topic",
+            Judge.COPIES,
+            Documents(records=8_000_000),
+            (
+                JsonQuery("kafka-eos", form="app-sql", tuning=EOS_TUNED),
+                JsonQuery("kafka-eos-where", form="app-where", tuning=EOS_TUNED),
+                JsonQuery("kafka-eos-msgspec", form="msgspec", tuning=EOS_TUNED),
+                JsonQuery("kafka-eos-spark-sql", tuning=EOS_TUNED),
+                JsonQuery("spark", connector="kafka", tuning=SPARK_TUNED),
+            ),
+            (Target("kafka-eos", "spark", 3.3), Target("kafka-eos", "kafka-eos-spark-sql", 3)),
         ),
         Task(
             "latency",

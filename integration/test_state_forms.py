@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from integration.support.kafka import Admin, produce, read_back
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.frame import lineage
+from kafka_eos_source.in_read.lineage import lineage
 from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.state import (

@@ -20,6 +20,7 @@
         ├── KernelUnavailableError  the C libraries of this package are missing, or of another build
         ├── InvalidOptionError      an option is unknown, malformed or out of range
         ├── InvalidSchemaError      the frame does not have the columns that the sink needs
+        ├── InvalidSqlError         a SQL text cannot run in the read, or not within its limits
         ├── InvalidRecordError      a row cannot become a Kafka record
         ├── StagedReadError         a step of the query dropped or doubled what the reading tasks staged
         ├── SchemaNotFoundError     the schema registry answered that it has no such schema
@@ -148,6 +149,12 @@ class InvalidSchemaError(OperatorError):
     condition = "KAFKA_EOS.INVALID_SCHEMA"
 
 
+class InvalidSqlError(OperatorError):
+    """A SQL text of a step in the read is wrong, or asks for what such a step cannot do."""
+
+    condition = "KAFKA_EOS.INVALID_SQL"
+
+
 class InvalidRecordError(OperatorError):
     """A row cannot become a Kafka record (null topic, partition out of range, too large, …)."""
 
@@ -155,7 +162,7 @@ class InvalidRecordError(OperatorError):
 
 
 class StagedReadError(OperatorError):
-    """A step of the query dropped or doubled what reading tasks staged (``write=`` of `map_in_read`)."""
+    """A step of the query dropped or doubled what reading tasks staged or set aside."""
 
     condition = "KAFKA_EOS.STAGED_READ"
 

@@ -204,6 +204,40 @@ class ShardPart:
 
 
 @dataclass(frozen=True)
+class ReadTask:
+    """One reading task of a batch whose source sets bad records aside (`protocol.packing.BadRecords`).
+
+    Attributes:
+        frame: id of the frame that reads, the same in all batches of a run.
+        plan: id of the plan of the batch, different for each time that the source is asked for its tasks.
+        task: number of the task in the plan, from 0.
+        tasks: number of tasks in the plan.
+    """
+
+    frame: str
+    plan: str
+    task: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """The packets of one attempt of a reading task that one task of the sink received.
+
+    Attributes:
+        task: the reading task.
+        task_attempt_id: id of its attempt (UUID, hex).
+        packets: numbers of the packets.
+        total: number of packets of the attempt; None if its last packet, which says so, is not among them.
+    """
+
+    task: ReadTask
+    task_attempt_id: str
+    packets: tuple[int, ...]
+    total: int | None = None
+
+
+@dataclass(frozen=True)
 class TaskFigures:
     """What a writing task measured, for metrics only.
 
@@ -249,7 +283,9 @@ class StagedPart:
         inline: the bytes of the stream, if they are few.
         run_id: Spark's id of the streaming run; "" in batch writes.
         shards: state changes of operators among the rows; None if the frame has no column for them.
-        operators: changelog topics of the operators that ran for the batch on the host of the task.
+        reads: packets of reading tasks among the rows.
+        senders: names of what ran for the batch on the host of the task and sends packets
+            (`spark.packet_senders`).
         dead_letters: number of dead letters, if the part holds these: all of its rows, or 0.
         dropped: number of invalid rows that the task dropped besides.
         sealed_partitions: partitions of the topic when the task sealed rows for it; 0 if it did not.
@@ -265,7 +301,8 @@ class StagedPart:
     inline: bytes | None = None
     run_id: str = ""
     shards: tuple[ShardPart, ...] | None = None
-    operators: tuple[str, ...] = ()
+    reads: tuple[ReadPart, ...] = ()
+    senders: tuple[str, ...] = ()
     dead_letters: int = 0
     dropped: int = 0
     sealed_partitions: int = 0

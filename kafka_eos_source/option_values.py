@@ -144,6 +144,18 @@ def answer(words: tuple[str, ...], questions: tuple[str, ...], argument: Parse[o
     return parse
 
 
+def digests(name: str, value: str) -> dict[str, str]:
+    """Parses a JSON object of texts, such as digests by the names of what they are of."""
+    expected = 'a JSON object of texts, such as {"rates":"5f3c"}'
+    try:
+        found = parse_json(value)
+    except JsonError as error:
+        raise invalid(name, value, f"{expected}; it is malformed ({error})") from error
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise invalid(name, value, expected)
+    return found
+
+
 def batch_number(name: str, value: str) -> int:
     """Parses the number of a batch in an answer."""
     return integer(0)(name, value)

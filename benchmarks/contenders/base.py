@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.processes import Command
 
@@ -26,6 +26,7 @@ class Job:
         batch_records: of a micro-batch, for those that have such.
         folder: for state, checkpoints, logs.
         compression: of what is written: ``none``, ``lz4``, ``zstd``.
+        documents: what the program must know of the values (`Workload.documents`).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Job:
     batch_records: int
     folder: Path
     compression: str = "none"
+    documents: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from benchmarks.processes import Command
 from kafka_eos_source import local_checkpoints, map_in_read, recommended_settings
 from kafka_eos_source.embedded import java
 from kafka_eos_source.errors import UnavailableError
-from kafka_eos_source.spark.session import DRIVER_OPTIONS_SETTING
+from kafka_eos_source.spark.session import COMPILER_OPTION, DRIVER_OPTIONS_SETTING
 
 #: The next micro-batch begins when the last one is done.
 AT_ONCE = "0 seconds"
@@ -58,14 +58,15 @@ UNCHECKED = Tuning(
     },
 )
 
-#: The collector for throughput. The JVM's default, G1, has threads of its own, which compete for the cores.
-_COLLECTOR = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
+#: The collector for throughput: the JVM's default, G1, has threads of its own, which compete for the cores.
+#: And the option for the JVM's compilers of `recommended_settings`.
+_JVM = {"spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {COMPILER_OPTION}"}
 
 #: The settings with which Spark's own source and sink are fastest: they fetch more at once and let the
 #: producer fill its batches. The settings of the session are those that kafka-eos gets too.
 SPARK_TUNED = Tuning(
     "tuned",
-    {**LOCAL_CHECKPOINTS.conf, **_COLLECTOR},
+    {**LOCAL_CHECKPOINTS.conf, **_JVM},
     source={
         "kafka.fetch.max.bytes": str(64 << 20),
         "kafka.max.partition.fetch.bytes": str(16 << 20),
@@ -81,13 +82,13 @@ SPARK_TUNED = Tuning(
 )
 
 #: What a user of kafka-eos sets for throughput. The class archive of `recommended_settings` is left out: the
-#: other Spark has none here, although it would gain as much.
+#: other Spark has none here, although it would gain as much. It has the option for the compilers.
 _RECOMMENDED = {
     name: value
     for name, value in recommended_settings(small_rows=True).items()
     if name != DRIVER_OPTIONS_SETTING
 }
-EOS_TUNED = Tuning("tuned", {**local_checkpoints(), **_RECOMMENDED, **_COLLECTOR})
+EOS_TUNED = Tuning("tuned", {**local_checkpoints(), **_RECOMMENDED, **_JVM})
 
 #: Runs the JVM without its second compiler, which takes a core for minutes. A JVM that only passes on packed
 #: batches does not need it; other queries do.
@@ -98,7 +99,7 @@ TUNED = Tuning(
 
 
 @dataclass(frozen=True)
-class _Query:
+class Query:
     """A query that copies a topic, with kafka-eos or with Spark's own connector.
 
     Attributes:
@@ -133,7 +134,7 @@ class _Query:
         batch = f", batches of {self.batch:,}" if self.batch else ""
         return batch + (f", {self.tuning.title}" if self.tuning else "")
 
-    def _arguments(self, job: Job, connector: str) -> dict[str, object]:
+    def arguments(self, job: Job, connector: str) -> dict[str, object]:
         return {
             "format": connector,
             "bootstrap": job.bootstrap,
@@ -156,7 +157,7 @@ class _Query:
 
 
 @dataclass(frozen=True)
-class EosQuery(_Query):
+class EosQuery(Query):
     """kafka-eos, on the PySpark that is installed here.
 
     Attributes:
@@ -192,7 +193,7 @@ class EosQuery(_Query):
             raise UnavailableError("map_in_read of this version has no argument 'write'.")
 
     def commands(self, job: Job) -> Sequence[Command]:
-        arguments = self._arguments(job, "kafka-eos")
+        arguments = self.arguments(job, "kafka-eos")
         arguments["stages_in_read"] = self.stages_in_read
         if self.files:
             arguments["sink"] = {
@@ -213,7 +214,7 @@ class EosQuery(_Query):
 
 
 @dataclass(frozen=True)
-class SparkQuery(_Query):
+class SparkQuery(Query):
     """Spark's own Kafka source and sink, which repeats records when a task or micro-batch is repeated."""
 
     guarantee: str = "at least once"
@@ -229,7 +230,7 @@ class SparkQuery(_Query):
 
     def commands(self, job: Job) -> Sequence[Command]:
         python = str(python_with("spark", versions.SPARK))
-        arguments = self._arguments(job, "kafka")
+        arguments = self.arguments(job, "kafka")
         arguments["jars"] = ",".join(map(str, sorted(java.jars(versions.SPARK_KAFKA).glob("*.jar"))))
         environment = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
         return [Command([python, str(PROGRAMS / "spark_copy.py"), json.dumps(arguments)], environment)]

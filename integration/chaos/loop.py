@@ -5,10 +5,12 @@ log, run the tasks, commit, write the commit log. After a restart it replays the
 log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
-     "history": null, "state": null, "chained": null, "held": false, "marks": null, "prefix": "",
-     "in_read": false, "lost_attempt": null, "exclusive_log": true}
+     "history": null, "state": null, "chained": null, "held": false, "marks": null, "undecodable": null,
+     "lost_packet": null, "prefix": "", "in_read": false, "lost_attempt": null, "exclusive_log": true}
 
-``marks`` is a pattern: records whose value matches it are marked as invalid. Each value is written with
+``marks`` is a pattern: records whose value matches it are marked as invalid. ``undecodable`` is a pattern,
+too: the reading tasks set such records aside. ``lost_packet`` is a file: as long as it does not exist, the
+first packet with such records does not reach the sink; the file then exists. Each value is written with
 ``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
 ``chained`` holds the options of two stateful steps (`chained`).
 With ``exclusive_log`` false, a log entry replaces one that another driver wrote, as on some object stores.
@@ -42,6 +44,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from integration.chaos import undecodable
 from integration.chaos.switches import switch_off
 from integration.support.history import Record, Recorder, Send, SourceRange, Txn
 from kafka_eos_source.datasource import KafkaEosDataSource
@@ -49,6 +52,7 @@ from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.offset_log import SourcePosition
+from kafka_eos_source.protocol.packing import CHANGELOG, BadRecords, packets
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import staging
 
@@ -127,6 +131,10 @@ class Run:
         self._recorder = Recorder(Path(history), f"loop-{os.getpid()}") if history else None
         in_read = _staged_in_read(spec["sink"]) if spec.get("in_read") else {}
         self._lost_attempt = Path(spec["lost_attempt"]) if spec.get("lost_attempt") else None
+        self._lost_packet = Path(spec["lost_packet"]) if spec.get("lost_packet") else None
+        sets_aside = spec.get("undecodable")
+        if sets_aside is not None:
+            in_read = undecodable.set_aside(sets_aside)
         source = KafkaEosDataSource({**spec["source"], **in_read})
         self._schema: StructType = source.schema()
         self._reader: Any = source.streamReader(self._schema)
@@ -195,8 +203,20 @@ class Run:
         for batch in self._reader.read(task):
             if self._recorder is not None:
                 read.append(batch)
+            if self._loses(batch):
+                continue
             rows = self._prefixed(batch.select(self._columns))
             yield rows if self._marks is None else _marked(rows, self._marks)
+
+    def _loses(self, batch: pa.RecordBatch) -> bool:
+        """Returns whether a batch gets lost before the sink: the first one of packets with bad records."""
+        if self._lost_packet is None or self._lost_packet.exists():
+            return False
+        found = [] if CHANGELOG not in batch.schema.names else list(packets(batch.column(CHANGELOG)))
+        if not any(isinstance(each, BadRecords) and each.records.nbytes for each in found):
+            return False
+        self._lost_packet.touch()
+        return True
 
     def _prefixed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         prefix = self._spec.get("prefix", "").encode()

@@ -31,7 +31,7 @@ from kafka_eos_source.operate import replay, rescale_copy
 from kafka_eos_source.protocol import identity, token
 from kafka_eos_source.runtime import failpoints, folders
 from kafka_eos_source.sinks import filesystem_layout, manifest
-from kafka_eos_source.stage import files
+from kafka_eos_source.stage import files, rows
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.state.changelog.restore import _Chunk
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
@@ -139,6 +139,16 @@ def _no_report_check() -> None:
 def _no_dead_letters() -> None:
     """Leaves the tasks' dead letters out of the batch that the driver commits."""
     sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
+
+
+def _no_bad_records() -> None:
+    """Takes no bad records out of packets."""
+    rows._take_bad = lambda *_: None
+
+
+def _no_packet_check() -> None:
+    """Commits a batch although packets of bad records are lost or doubled."""
+    micro_batch.check_reads = lambda *_: None
 
 
 def _dead_letters_at_once() -> None:
@@ -438,6 +448,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "plan check": _no_plan_check,
     "report check": _no_report_check,
     "commit dead letters": _no_dead_letters,
+    "unpack bad records": _no_bad_records,
+    "packet check": _no_packet_check,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,
     "topic ids": _no_topic_ids,

@@ -136,6 +136,74 @@ def test_t120_dead_letters_commit_with_the_records_of_their_batch(scenario: Scen
     assert found.exactly_once, found
 
 
+# -- records that the reading tasks set aside: they travel to the sink in packets
+
+
+def set_aside(scenario: Scenario, *mutations: str, restarts: int = 0, **spec: Any) -> tuple[Outputs, Driver]:
+    """Runs a query whose reading tasks cannot decode each tenth record, and judges both outputs."""
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    scenario.feed(200)
+    for number, step in enumerate(spec.pop("steps", ())):
+        killed = scenario.start(
+            _kill(step, scenario.once(str(number))), sink=sink, undecodable=f"{BAD}$", mutations=mutations
+        )
+        assert killed.wait() != 0, f"{step}: the driver was not killed:\n{killed.tail()}"
+    last = scenario.start(sink=sink, undecodable=f"{BAD}$", mutations=mutations, restarts=restarts, **spec)
+    last.finish()
+    found = Outputs(
+        *(_verdict(scenario, topic, bad) for topic, bad in ((scenario.sink, False), (dead, True)))
+    )
+    return found, last
+
+
+@pytest.mark.fault(
+    "T495", "the driver is killed while a batch has records that could not be decoded", "steps"
+)
+def test_t495_records_that_were_set_aside_commit_with_those_of_their_batch(scenario: Scenario) -> None:
+    found, _ = set_aside(scenario, steps=["stage.after_close", *STEPS])
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_bad_records_that_stay_in_their_packets_are_lost(scenario: Scenario) -> None:
+    """Proves that the test above notices lost bad records."""
+    found, _ = set_aside(scenario, "unpack bad records")
+    assert found.records.exactly_once, found
+    assert found.letters.missing == 20, found
+
+
+@pytest.mark.fault("T496", "a packet of bad records gets lost between the read and the sink", "stage")
+def test_t496_a_batch_with_a_lost_packet_is_repeated(scenario: Scenario) -> None:
+    found, driver = set_aside(scenario, restarts=1, lost_packet=str(scenario.once("lost")))
+    assert "STAGED_READ" in driver.log.read_text(), driver.tail()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_the_check_of_packets_bad_records_are_lost(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    found, _ = set_aside(scenario, "packet check", lost_packet=str(scenario.once("lost")))
+    assert found.records.exactly_once, found
+    assert found.letters.missing > 0, found
+
+
+@pytest.mark.fault("T497", "the sink gets the bad records of two attempts of a reading task", "stage")
+def test_t497_a_batch_with_the_packets_of_two_attempts_is_repeated(scenario: Scenario) -> None:
+    found, driver = set_aside(scenario, restarts=1, lost_attempt=str(scenario.once("lost")))
+    assert "STAGED_PART_DAMAGED" in driver.log.read_text(), driver.tail()
+    assert found.exactly_once, found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_the_check_of_packets_bad_records_of_two_attempts_are_doubled(
+    scenario: Scenario,
+) -> None:
+    """Proves that the test above can fail."""
+    found, _ = set_aside(scenario, "packet check", lost_attempt=str(scenario.once("lost")))
+    assert found.letters.doubled > 0, found
+
+
 def replaced_after_flush(scenario: Scenario, how: str, *mutations: str) -> tuple[str, Driver]:
     """Replaces the dead-letter topic when the broker has all letters of an open transaction, then goes on."""
     dead = scenario.admin.create(f"dead-{scenario.sink}", 1)

@@ -5,6 +5,8 @@ The program is ``python -m integration.support.driver SPEC.json``. A spec is::
     {"sources": [{"format": …, "options": {…}}], "select": ["key", "value"],
      "sink": {"format": …, "options": {…}}, "trigger": {"availableNow": true}, "conf": {…},
      "in_read": false,                      # whether rows go through `map_in_read`, or "staged" with `write`
+     "app": {"id": …, "brokers": …, "checkpoint": …, "source": …, "schema": …, "sql": …, "through_spark": …,
+             "write": {…}, "options": {…}}, # an `App` instead of "sources" and "sink": reads {rows}, runs SQL
      "registry": {…},                       # instead of "select", see `integration.support.registered`
      "state": {"options": {…}, …},          # see `integration.support.stateful.apply`
      "count_by": "word", "checkpoint": …,   # update mode through foreachBatch
@@ -222,6 +224,10 @@ def main(path: str) -> None:
         session = session.config(name, value)
     spark = session.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if "app" in spec:
+        _run(_of_app(spec["app"]), spec, Path(path))
+        spark.stop()
+        return
     frames = [
         spark.readStream.format(source["format"]).options(**source.get("options", {})).load()
         for source in spec["sources"]
@@ -256,6 +262,22 @@ def main(path: str) -> None:
         writer = writer.option("checkpointLocation", spec["checkpoint"])
     else:
         writer = frame.writeStream.format(sink["format"]).options(**sink["options"])
+    _run(writer, spec, Path(path))
+    spark.stop()
+
+
+def _of_app(spec: Mapping[str, Any]) -> Any:
+    """Returns the writer of an App that reads JSON, runs SQL, and writes."""
+    from kafka_eos_source import App
+
+    app = App(spec["id"], spec["brokers"], checkpoint=spec["checkpoint"])
+    rows = app.read(spec["source"], schema=spec["schema"], keep="key", options=spec.get("options"))
+    result = app.sql(spec["sql"], rows=rows.where("true") if spec.get("sql_after_spark") else rows)
+    return app.write(result.where("true") if spec.get("through_spark") else result, **spec["write"])
+
+
+def _run(writer: Any, spec: Mapping[str, Any], path: Path) -> None:
+    """Runs the query of a spec, and starts it again as often as the spec says."""
     restarts_left = spec.get("restarts", 0)
     stops = [Path(each) for each in spec.get("stops", ())]
     while True:
@@ -277,8 +299,7 @@ def main(path: str) -> None:
     print("QUERY DONE", flush=True)
     progress = [json.loads(each.json) for each in query.recentProgress]
     result = {"query_id": str(query.id), "run_id": str(query.runId), "progress": progress}
-    _result_path(Path(path)).write_text(json.dumps(result))
-    spark.stop()
+    _result_path(path).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ and a ``DataStreamWriter``. A query made with it has the same plan as one made w
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -17,24 +18,35 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.app.records import Records, from_json_values, from_registry_values
+from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
+from kafka_eos_source.app.records import Records
+from kafka_eos_source.app.sql import sql_frame
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
+from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import is_of_source, source_options
+from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.decode import decoded_values
+from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
 from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import divide, parse_read
-from kafka_eos_source.options.table import KEYED, OPERATOR, STREAM_READ, STREAM_WRITE
+from kafka_eos_source.options.table import (
+    KEYED,
+    OPERATOR,
+    STATIC_TABLES,
+    STEP_IN_READ,
+    STREAM_READ,
+    STREAM_WRITE,
+)
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema, registry_schema
 from kafka_eos_source.secrets import shown
-from kafka_eos_source.sinks.constructors import Sink, sink_options
-from kafka_eos_source.sinks.sink_options import PREFIX
+from kafka_eos_source.sinks.constructors import Sink
 from kafka_eos_source.spark.changelog_check import check_changelog
-from kafka_eos_source.spark.operator_frame import stores_of
-from kafka_eos_source.spark.schema import TOPIC
-from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
+from kafka_eos_source.spark.operator_frame import senders_of
+from kafka_eos_source.spark.schema import HEADERS, TOPIC
+from kafka_eos_source.spark.session import local_checkpoints, recommended_settings, time_zone
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.processor.schema import as_struct
@@ -134,6 +146,7 @@ class App:
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
         self._stores: dict[str, Options] = {}
+        self._tables: dict[str, str] = {}  # digests of the static tables of SQL texts
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -225,6 +238,7 @@ class App:
         schema: StructType | str | None = None,
         registry: Registry | RegistrySchema | None = None,
         keep: Sequence[str] | str = (),
+        on_bad: OnBad = "fail",
         starting: str | None = None,
         keyed: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -238,11 +252,16 @@ class App:
 
         Args:
             topics: name of a topic, or several names.
-            schema: fields of the JSON objects, as DDL (``"id BIGINT, ts TIMESTAMP"``) or as `StructType`. A
-                value that does not fit fails the batch and is named; it is never skipped.
+            schema: fields of the JSON objects, as DDL (``"id BIGINT, ts TIMESTAMP"``) or as `StructType`.
             registry: URL or options of the registry, which has the schema under the subject
                 ``<topic>-value``; or what `registry_schema` returned.
             keep: columns of the record to keep beside the fields, such as ``("key", "timestamp")``.
+            on_bad: what becomes of a record whose value cannot be decoded with ``schema`` or ``registry``, or
+                for which a following `sql` fails. ``"fail"`` stops the query with an error that names the
+                record. ``"null"`` makes nulls of what does not fit; a failing `sql` still stops the query.
+                ``"dead-letter"`` passes the record around all further steps to the sink, whose option
+                ``onInvalidRecord`` decides (``docs/bad-records.md``); the frame then refuses steps that would
+                lose it, such as a join with another stream.
             starting: where a query without a checkpoint starts: ``"earliest"``, ``"latest"``, ``"group"``, or
                 JSON as in the option ``startingOffsets``. By default what that option says, else
                 ``"earliest"``.
@@ -284,7 +303,37 @@ class App:
                     fix="read each topic by itself; or pass what registry_schema() returned as registry=.",
                 )
             selected = registry_schema(registry, topic=names[0])
-        parse_read(source, streaming=True)
+        check_on_bad(on_bad)
+        if on_bad != FAIL and fields is None and selected is None:
+            raise InvalidOptionError(
+                f"on_bad={on_bad!r} is set, but neither schema= nor registry=, so nothing is decoded.",
+                fix="leave out on_bad=.",
+            )
+        if HEADERS in kept:
+            source = Options(_replaced(source, {"includeHeaders": "true"}))
+        has_headers = parse_read(source, streaming=True).include_headers
+        step = None
+        if fields is not None:
+            decoder = JsonDecoding(fields, time_zone(self.spark), partial=on_bad == NULL)
+            step = decoded_values(
+                decoder, decoder.rows, kept, "decodes JSON", on_bad=on_bad, has_headers=has_headers
+            )
+        elif selected is not None:
+            step = decoded_values(
+                selected.decoding(),
+                selected.spark_type,
+                kept,
+                "decodes with a registry",
+                on_bad=on_bad,
+                has_headers=has_headers,
+            )
+        elif kept:
+            raise InvalidOptionError(
+                "keep= is set, but neither schema= nor registry=, so all columns of the record stay anyway.",
+                fix="leave out keep=, and choose columns with .select(…).",
+            )
+        if step is not None:
+            source[STEP_IN_READ] = step.to_option()
         try:
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
         except PySparkException as failure:
@@ -292,15 +341,36 @@ class App:
             if error is None:
                 raise
             raise error from None
-        if fields is not None:
-            return from_json_values(frame, fields, kept)
-        if selected is not None:
-            return from_registry_values(frame, selected, kept)
-        if kept:
-            raise InvalidOptionError(
-                "keep= is set, but neither schema= nor registry=, so all columns of the record stay anyway.",
-                fix="leave out keep=, and choose columns with .select(…).",
-            )
+        return frame if step is None else frame_of(step, frame)
+
+    # -- SQL ---------------------------------------------------------------------------------
+
+    def sql(self, text: str, /, **frames: Any) -> DataFrame:
+        """Returns the result of a SQL text over a stream, such as a filter, as a stream.
+
+        The form is that of ``spark.sql``::
+
+            late = app.sql("SELECT key, dest FROM {flights} WHERE dep_delay > 60", flights=flights)
+
+        The text runs in an embedded engine, and not in Spark: in the tasks that read if only SQL, `read` and
+        selected or renamed columns are before it, and otherwise after Spark's steps. It sees one batch of
+        rows at a time, so it has no aggregates and no windows over rows; the operators have them. The extra
+        ``sql`` of the package installs the engine.
+
+        Args:
+            text: one SELECT; ``{name}`` stands for the frame in the argument of this name.
+            **frames: exactly one stream; and static tables to join it with: batch frames, pandas frames or
+                ``pyarrow.Table``. They are read now, and stay the same until the query is started again.
+
+        Raises:
+            InvalidOptionError: if the frames are not what the text names, or the engine is missing.
+            InvalidSchemaError: if the text does not parse, or names a column, a function or a type that there
+                is not.
+        """
+        frame, tables = sql_frame(text, frames)
+        for name, digest in tables.items():
+            known = self._tables.get(name, digest)
+            self._tables[name] = digest if known == digest else f"{known} {digest}"  # two texts, two tables
         return frame
 
     # -- state -------------------------------------------------------------------------------
@@ -509,6 +579,48 @@ class App:
             InvalidSchemaError: if a column is missing or has the wrong type, or a step lost state changes.
             KafkaEosError: if a check fails; the class says what to do.
         """
+        plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
+        self._check(frame, plan)
+        _log.info("%s", plan.text(self.id))
+        return writer_of(plan.frame, self.id, plan.sink)
+
+    def explain(
+        self,
+        frame: DataFrame,
+        topic: str | None = None,
+        *,
+        key: str | Sequence[str] | Column | None = None,
+        value: str | Column | None = None,
+        registry: Registry | RegistrySchema | None = None,
+        removed: str | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Prints how the query runs that `write` makes of the same arguments.
+
+        It says which steps run in the tasks that read Kafka, whether these stage the records too, and else
+        which step or argument keeps the query from this faster way, and what to do about it.
+
+        Args:
+            frame, topic, key, value, registry, removed, sinks, options: as in `write`.
+
+        Raises:
+            KafkaEosError: as `write`, whose checks of brokers and sinks are left out.
+        """
+        plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
+        print(plan.text(self.id))
+
+    def _plan(
+        self,
+        frame: DataFrame,
+        topic: str | None,
+        key: str | Sequence[str] | Column | None,
+        value: str | Column | None,
+        registry: Registry | RegistrySchema | None,
+        removed: str | None,
+        sinks: Mapping[str, Sink] | None,
+        options: Mapping[str, Any] | None,
+    ) -> QueryPlan:
         if self.checkpoint is None:
             raise InvalidOptionError(
                 f"the query {self.id!r} has no checkpoint: App(checkpoint) is not set.",
@@ -520,6 +632,8 @@ class App:
                 fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
             )
         own = {} if topic is None else {TOPIC: topic}
+        if self._tables:
+            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
         stated = self._options("sink", _replaced(options or {}, own))
         by_name = {name.lower(): value for name, value in stated.items()}
         topic = by_name.get(TOPIC)
@@ -530,23 +644,19 @@ class App:
                 fix=f"set topic=; or, if the rows go only to sinks=, rename the column: "
                 f".withColumnRenamed({TOPIC!r}, 'source_topic').",
             )
-        rows, columns = Records(topic, key, value, registry, removed).of(
-            frame,
-            for_sinks=bool(sinks),
-            has_timestamp=by_name.get("includetimestamp", "").lower() == "true",
-        )
-        sink = Options(_replaced(_of_sinks(sinks or {}, columns), stated))
-        self._check(rows, sink)
-        return rows.writeStream.format(FORMAT_NAME).queryName(self.id).options(**sink)
+        records = Records(topic, key, value, registry, removed)
+        has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
+        return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
-    def _check(self, rows: DataFrame, sink: Mapping[str, str]) -> None:
-        """Checks everything about the query that can be known before it starts; logs warnings."""
+    def _check(self, frame: DataFrame, plan: QueryPlan) -> None:
+        """Checks everything about the query of a frame that can be known before it starts; logs warnings."""
+        rows = plan.frame
         check_changelog(rows)
         session = rows.sparkSession
         arguments = (
             source_options(rows),
-            self._used_stores(rows),
-            {**sink, "queryName": self.id},
+            self._used_stores(frame),
+            {**plan.sink, "queryName": self.id},
             rows.schema,
             [RunningQuery(each.id, each.name) for each in session.streams.active],
         )
@@ -561,7 +671,10 @@ class App:
 
         Of a frame from SQL or `map_in_read`, these are all operators of this App.
         """
-        used = stores_of(rows)
+        senders = senders_of(rows)
+        used = senders.stores
+        if senders.reads and not used:
+            return {}
         if not used and hasattr(rows, "_jdf") and CHANGELOG not in rows.columns:
             schema = rows.schema
             if schema_of_packed_rows(schema) is None and staged_frame(schema) is None:
@@ -575,17 +688,6 @@ _OWN_OPTIONS = {
     "application.id": "id",
     "checkpointlocation": "checkpoint",
 }
-
-
-def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[str, str]:
-    """Returns the options of sinks, which receive these columns unless they state their own; None = all."""
-    if not sinks:
-        return {}
-    found = sink_options(sinks)
-    if columns is not None:
-        for name in sinks:
-            found.setdefault(f"{PREFIX}{name}.columns", ",".join(columns))
-    return found
 
 
 def _session(name: str, checkpoint: str | None) -> SparkSession:

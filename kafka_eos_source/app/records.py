@@ -1,7 +1,7 @@
-"""Turns the values of Kafka records into columns, and columns into the keys and values of records.
+"""Turns columns into the keys and values of Kafka records, with Spark's own expressions.
 
-`App` reads and writes with these functions. Both work on plain and on Spark Connect sessions, because they
-only build Spark's own expressions.
+`App.write` does this where the tasks that read cannot (`in_read.records`). It works on plain and on Spark
+Connect sessions.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pyspark.sql import Column
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     BooleanType,
     DataType,
     MapType,
-    StringType,
-    StructField,
     StructType,
     TimestampType,
     VariantType,
 )
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
+from kafka_eos_source.in_read.decode import SOURCE_COLUMNS
+from kafka_eos_source.in_read.lineage import Obstacle
+from kafka_eos_source.in_read.records import MadeRecords, RecordShape, is_text
 from kafka_eos_source.protocol.packing import CHANGELOG
-from kafka_eos_source.registry.columns import RegistrySchema, from_registry, to_registry
+from kafka_eos_source.registry.columns import RegistrySchema, registry_schema, to_registry
 from kafka_eos_source.spark.schema import (
     HEADERS,
     INVALID,
@@ -39,8 +39,6 @@ from kafka_eos_source.spark.schema import (
     TOPIC,
     VALUE,
     quoted,
-    read_schema,
-    record_place,
 )
 from kafka_eos_source.stage.fanout import ROUTE
 
@@ -48,18 +46,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from kafka_eos_source.registry.columns import Registry
+    from kafka_eos_source.registry.records import Encoding
+    from kafka_eos_source.spark.session import SessionRules
 
-#: All columns that the source can have.
-SOURCE_COLUMNS = tuple(read_schema(include_headers=True).names)
 #: Columns that travel with the rows beside the data: state changes, and what dead letters need.
 _CARRIED = (CHANGELOG, INVALID, ORIGIN)
-#: Field in which Spark's ``from_json`` returns a document that does not fit the schema.
-_MALFORMED = "__kafka_eos_malformed"
-_PARSED = "__kafka_eos_parsed"
-#: Field of an array with the whole value as its element: ``from_json`` ignores what follows a document.
-_DOCUMENTS = "__kafka_eos_documents"
+
+
 #: Timestamps within keys. Spark's own formats leave out microseconds, or the offset from UTC, without which
 #: an hour has two meanings when daylight saving time ends. So different keys would become the same text.
+#: `documents.encode` knows the same formats.
 _TIME_OF_KEY = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 _KEY_FORMATS = {"timestampFormat": f"{_TIME_OF_KEY}XXX", "timestampNTZFormat": _TIME_OF_KEY}
 
@@ -67,98 +63,6 @@ _KEY_FORMATS = {"timestampFormat": f"{_TIME_OF_KEY}XXX", "timestampNTZFormat": _
 def column(name: str) -> Column:
     """Returns the column with this name, whatever characters the name has."""
     return sf.col(quoted(name))
-
-
-# -- reading -------------------------------------------------------------------------------------
-
-
-def from_json_values(frame: DataFrame, schema: StructType, keep: Sequence[str]) -> DataFrame:
-    """Parses the value of each record as a JSON object and returns its fields as columns.
-
-    A record whose value is no JSON object, or has a field of another type, fails the batch with
-    `InvalidRecordError`, which names the record. In a record without a value, all fields are null.
-
-    Args:
-        frame: the source, with all its columns.
-        schema: columns to take from the JSON objects; fields that an object lacks are null.
-        keep: columns of the source to keep in front of them.
-
-    Raises:
-        InvalidSchemaError: if ``keep`` names no column of the source, or one that ``schema`` has too.
-    """
-    _check_kept(keep, schema.names)
-    value = sf.col(VALUE).cast("string")
-    parsed = sf.from_json(
-        sf.concat(sf.lit(f'{{"{_DOCUMENTS}":['), value, sf.lit("]}")),
-        StructType(
-            [
-                StructField(_DOCUMENTS, ArrayType(schema)),
-                StructField(_MALFORMED, StringType()),
-            ]
-        ),
-        {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED},
-    )
-    error = sf.concat(
-        sf.lit(f"[{InvalidRecordError.condition}] the value of the "),
-        record_place(),
-        sf.lit(f" is no JSON object with the schema {schema.simpleString()}: "),
-        sf.substring(value, 1, 200),
-        sf.lit(
-            ". Fix: correct the producer or the schema; to set such records aside as dead letters, read "
-            "without schema=, parse with from_json, and mark them with invalid_record()."
-        ),
-    )
-    parsed_rows = frame.withColumn(_PARSED, parsed)
-    documents = sf.col(f"{_PARSED}.{_DOCUMENTS}")
-    document = sf.get(documents, sf.lit(0))
-    is_wrong = sf.col(f"{_PARSED}.{_MALFORMED}").isNotNull() | (sf.size(documents) != 1) | document.isNull()
-    checked = sf.when(sf.col(VALUE).isNotNull() & is_wrong, sf.raise_error(error)).otherwise(document)
-    rows = parsed_rows.withColumn(_PARSED, checked)
-    return rows.select(*(column(name) for name in keep), *_fields(schema.names))
-
-
-def from_registry_values(frame: DataFrame, registry: RegistrySchema, keep: Sequence[str]) -> DataFrame:
-    """Decodes the value of each record with a schema registry and returns its fields as columns.
-
-    If the schema is no record, the column ``value`` holds the decoded value.
-
-    Args:
-        frame: the source, with all its columns.
-        registry: the schema to read with.
-        keep: columns of the source to keep in front of the fields.
-
-    Raises:
-        InvalidSchemaError: if ``keep`` names no column of the source, or one that the schema has too.
-    """
-    type_ = registry.spark_type
-    names = type_.names if isinstance(type_, StructType) else [VALUE]
-    _check_kept(keep, names)
-    rows = frame.withColumn(_PARSED, from_registry(VALUE, registry))
-    kept = [column(name) for name in keep]
-    if not isinstance(type_, StructType):
-        return rows.select(*kept, sf.col(_PARSED).alias(VALUE))
-    return rows.select(*kept, *_fields(names))
-
-
-def _fields(names: Sequence[str]) -> list[Column]:
-    return [sf.col(quoted(_PARSED, name)).alias(name) for name in names]
-
-
-def _check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:
-    unknown = [name for name in keep if name not in SOURCE_COLUMNS]
-    if unknown:
-        raise InvalidSchemaError(
-            f"keep= names {', '.join(map(repr, unknown))}; expected columns of the source: "
-            f"{', '.join(SOURCE_COLUMNS)}.",
-            fix="name columns of the record in keep=, and fields of its value in schema=.",
-        )
-    twice = [name for name in keep if name in fields]
-    if twice:
-        raise InvalidSchemaError(
-            f"{', '.join(map(repr, twice))} would be two columns: one of the record, which keep= names, and "
-            "one of its value.",
-            fix="leave it out of keep=; or read without schema=, and parse and name the columns yourself.",
-        )
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -185,28 +89,81 @@ class Records:
     def of(
         self, frame: DataFrame, *, for_sinks: bool, has_timestamp: bool
     ) -> tuple[DataFrame, list[str] | None]:
-        """Returns the frame for the sink, and which of its columns are the user's.
+        """Returns the frame for the sink, whose records Spark makes, and which of its columns are the user's.
 
-        A frame that has only columns of Kafka records, such as ``key`` and ``value``, stays as it is.
-
-        Args:
-            frame: the rows.
-            for_sinks: whether sinks outside Kafka receive the rows too, so that all columns must stay.
-            has_timestamp: whether the column ``timestamp`` is the record's timestamp (``includeTimestamp``).
+        Args, Raises: as `shape`.
 
         Returns:
             The frame; and the columns for sinks outside Kafka, None if these receive all.
+        """
+        schema = frame.schema
+        shape = self.shape(schema, for_sinks=for_sinks, has_timestamp=has_timestamp)
+        if shape is None:
+            return frame, None
+        records = [self._value(schema, shape).alias(VALUE)]
+        key = self._key(schema)
+        if key is not None:
+            records.insert(0, key.alias(KEY))
+        result = frame.select(*records, *(column(name) for name in shape.kept))
+        return result, columns_of_user(schema, for_sinks=for_sinks) if for_sinks else None
+
+    def check_none(self, why: str) -> None:
+        """Checks that nothing says how rows become records.
+
+        Args:
+            why: why nothing may say so.
+
+        Raises:
+            InvalidOptionError: if something does.
+        """
+        for name in ("key", "value", "registry", "removed"):
+            if getattr(self, name) is not None:
+                raise InvalidOptionError(
+                    f"{name}= is set, but {why}.",
+                    fix=f"leave out {name}=, and return the columns key and value.",
+                )
+
+    def in_read(
+        self, schema: StructType, shape: RecordShape, session: SessionRules
+    ) -> MadeRecords | Obstacle:
+        """Returns what makes the same records in the tasks that read, or why they cannot.
+
+        Args:
+            schema: schema of the frame.
+            shape: what `shape` returned for it.
+            session: the settings of the session on which the text of values depends.
+        """
+        for name, given in (("key", self.key), ("value", self.value)):
+            if isinstance(given, Column):
+                fix = "compute it in app.sql(…), and name the column"
+                return Obstacle(f"{name}=, which is an expression", fix)
+        encoding = self._encoding()
+        try:
+            return MadeRecords.of(schema, shape, session, encoding)
+        except InvalidSchemaError as error:
+            return Obstacle(f"making the records, because {error.message}", error.fix or "")
+
+    def shape(self, schema: StructType, *, for_sinks: bool, has_timestamp: bool) -> RecordShape | None:
+        """Returns which columns become which parts of the records; None if the frame stays as it is.
+
+        A frame that has only columns of Kafka records, such as ``key`` and ``value``, stays as it is, and so
+        does one whose rows go only to sinks outside Kafka.
+
+        Args:
+            schema: schema of the frame.
+            for_sinks: whether sinks outside Kafka receive the rows too, so that all columns must stay.
+            has_timestamp: whether the column ``timestamp`` is the record's timestamp (``includeTimestamp``).
 
         Raises:
             InvalidSchemaError: if a column is missing or has the wrong type, there is nothing to write, or
                 two columns would have one name.
+            InvalidOptionError: if arguments contradict each other.
         """
-        apart = {*_CARRIED, ROUTE} if for_sinks else {*_CARRIED}
-        names = [name for name in frame.columns if name not in apart]
+        names = columns_of_user(schema, for_sinks=for_sinks)
         self._check_columns(names)
         own = (self.key, self.value, self.registry, self.removed)
         if all(each is None for each in own) and VALUE in names and set(names) <= set(SOURCE_COLUMNS):
-            return frame, None
+            return None
         if self.topic is None and TOPIC not in names:
             if not for_sinks or any(each is not None for each in own):
                 raise InvalidSchemaError(
@@ -214,14 +171,11 @@ class Records:
                     f"it has the columns {_listed(names)}.",
                     fix="set topic=.",
                 )
-            return frame, None
-        schema = frame.schema
-        records = [self._value(schema, names).alias(VALUE)]
-        key = self._key(schema)
-        if key is not None:
-            records.insert(0, key.alias(KEY))
+            return None
+        self._check_types(schema)
+        fields = () if self.value is not None else self._fields(names)
         same = set()
-        if isinstance(self.key, str) and self.key == KEY and _is_text(schema[KEY].dataType):
+        if isinstance(self.key, str) and self.key == KEY and is_text(schema[KEY].dataType):
             same.add(KEY)
         if isinstance(self.value, str) and self.value == VALUE and self.removed is None:
             same.add(VALUE)
@@ -230,10 +184,30 @@ class Records:
             kept = [*kept, TOPIC]
         if for_sinks:
             self._check_names(set(names) - same, has_timestamp)
-        made = {KEY, VALUE} if key is not None else {VALUE}
-        carried = [name for name in frame.columns if name in apart]
-        result = frame.select(*records, *(column(name) for name in [*kept, *carried] if name not in made))
-        return result, names if for_sinks else None
+        made = {KEY, VALUE} if self.key is not None else {VALUE}
+        carried = [name for name in schema.names if name not in names]
+        key = None if isinstance(self.key, Column) or self.key is None else self.key
+        return RecordShape(
+            key=key if key is None or isinstance(key, str) else tuple(key),
+            value=self.value if isinstance(self.value, str) else None,
+            fields=fields,
+            removed=self.removed,
+            kept=tuple(name for name in [*kept, *carried] if name not in made),
+        )
+
+    def _fields(self, names: Sequence[str]) -> tuple[str, ...]:
+        keys = [self.key] if isinstance(self.key, str) else self.key
+        apart = {*(keys if isinstance(keys, Sequence) else ()), self.removed}
+        if self.topic is None:
+            apart.add(TOPIC)
+        fields = tuple(name for name in names if name not in apart)
+        if not fields:
+            raise InvalidSchemaError(
+                f"no column is left for the record's value: the frame has the columns {_listed(names)}, and "
+                "key= takes them.",
+                fix="name the column of the value with value=, or add one.",
+            )
+        return fields
 
     def _check_columns(self, names: Sequence[str]) -> None:
         """Raises `InvalidSchemaError` if an argument names a column that the frame does not have once."""
@@ -257,6 +231,27 @@ class Records:
                 f"the frame has several columns named {_listed(twice)}.", fix="rename or drop all but one."
             )
 
+    def _check_types(self, schema: StructType) -> None:
+        if self.value is not None and self.registry is not None:
+            raise InvalidOptionError(
+                "value= and registry= are both set.",
+                fix="leave out value= to encode all columns but the key, or encode with to_registry() in "
+                "value=.",
+            )
+        if isinstance(self.value, str) and not is_text(schema[self.value].dataType):
+            raise InvalidSchemaError(
+                f"value= names column {self.value!r} of type "
+                f"{schema[self.value].dataType.simpleString()}; expected string or binary.",
+                fix="cast the column, or leave out value= to write all columns but the key as JSON.",
+            )
+        if self.removed is not None and not isinstance(schema[self.removed].dataType, BooleanType):
+            raise InvalidSchemaError(
+                f"removed= names column {self.removed!r} of type "
+                f"{schema[self.removed].dataType.simpleString()}; expected boolean: true = the record has no "
+                "value.",
+                fix="name the column 'removed' of an aggregation, or a condition.",
+            )
+
     def _key(self, schema: StructType) -> Column | None:
         if self.key is None or isinstance(self.key, Column):
             return self.key
@@ -264,65 +259,37 @@ class Records:
             return sf.to_json(sf.struct(*(column(name) for name in self.key)), _KEY_FORMATS)
         return as_text(column(self.key), schema[self.key].dataType)
 
-    def _value(self, schema: StructType, names: Sequence[str]) -> Column:
-        value = self._without_tombstones(schema, names)
+    def _value(self, schema: StructType, shape: RecordShape) -> Column:
+        value = self._without_tombstones(schema, shape)
         if self.removed is None:
             return value
-        if not isinstance(schema[self.removed].dataType, BooleanType):
-            raise InvalidSchemaError(
-                f"removed= names column {self.removed!r} of type "
-                f"{schema[self.removed].dataType.simpleString()}; expected boolean: true = the record has no "
-                "value.",
-                fix="name the column 'removed' of an aggregation, or a condition.",
-            )
         return sf.when(sf.coalesce(column(self.removed), sf.lit(False)), sf.lit(None)).otherwise(value)
 
-    def _without_tombstones(self, schema: StructType, names: Sequence[str]) -> Column:
-        if self.value is not None and self.registry is not None:
-            raise InvalidOptionError(
-                "value= and registry= are both set.",
-                fix="leave out value= to encode all columns but the key, or encode with to_registry() in "
-                "value=.",
-            )
-        if isinstance(self.value, Column):
-            return self.value
+    def _without_tombstones(self, schema: StructType, shape: RecordShape) -> Column:
         if self.value is not None:
-            if not _is_text(schema[self.value].dataType):
-                raise InvalidSchemaError(
-                    f"value= names column {self.value!r} of type "
-                    f"{schema[self.value].dataType.simpleString()}; expected string or binary.",
-                    fix="cast the column, or leave out value= to write all columns but the key as JSON.",
-                )
-            return column(self.value)
-        keys = [self.key] if isinstance(self.key, str) else self.key
-        apart = {*(keys if isinstance(keys, Sequence) else ()), self.removed}
-        if self.topic is None:
-            apart.add(TOPIC)
-        fields = [column(name) for name in names if name not in apart]
-        if not fields:
-            raise InvalidSchemaError(
-                f"no column is left for the record's value: the frame has the columns {_listed(names)}, and "
-                "key= takes them.",
-                fix="name the column of the value with value=, or add one.",
-            )
+            return self.value if isinstance(self.value, Column) else column(self.value)
+        record = sf.struct(*(column(name) for name in shape.fields))
         if self.registry is None:
-            return sf.to_json(sf.struct(*fields))
-        encoded = self._encoded(sf.struct(*fields))
+            return sf.to_json(record)
+        encoded = to_registry(record, self._registry_schema())
         if CHANGELOG not in schema.names:
             return encoded
         # The columns of rows with state changes are null, which a schema need not allow.
         return sf.when(column(CHANGELOG).isNull(), encoded)
 
-    def _encoded(self, record: Column) -> Column:
+    def _encoding(self) -> Encoding | None:
+        return None if self.registry is None else self._registry_schema().encoding()
+
+    def _registry_schema(self) -> RegistrySchema:
         assert self.registry is not None
         if isinstance(self.registry, RegistrySchema):
-            return to_registry(record, self.registry)
+            return self.registry
         if self.topic is None:
             raise InvalidOptionError(
                 "registry= is set, but not topic=, whose subject has the schema.",
                 fix="set topic=, or pass what registry_schema() returned as registry=.",
             )
-        return to_registry(record, self.registry, topic=self.topic)
+        return registry_schema(self.registry, topic=self.topic)
 
     def _check_names(self, names: Collection[str], has_timestamp: bool) -> None:
         """Raises `InvalidSchemaError` if a sink outside Kafka would get a part of the record for a column."""
@@ -338,22 +305,24 @@ class Records:
             )
 
 
+def columns_of_user(schema: StructType, *, for_sinks: bool) -> list[str]:
+    """Returns the columns of a frame without those that only travel with its rows to the sink."""
+    apart = {*_CARRIED, ROUTE} if for_sinks else {*_CARRIED}
+    return [name for name in schema.names if name not in apart]
+
+
 def as_text(value: Column, type_: DataType) -> Column:
     """Returns a key as string or binary: nested values as JSON, others as Spark casts them to strings.
 
     A timestamp has its offset from UTC, in the session's time zone.
     """
-    if _is_text(type_):
+    if is_text(type_):
         return value
     if isinstance(type_, StructType | ArrayType | MapType | VariantType):
         return sf.to_json(value, _KEY_FORMATS)
     if isinstance(type_, TimestampType):
         return sf.date_format(value, _KEY_FORMATS["timestampFormat"])
     return value.cast("string")
-
-
-def _is_text(type_: DataType) -> bool:
-    return isinstance(type_, StringType | BinaryType)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,14 +7,17 @@ batch. If the file exists and Kafka holds no token, Kafka has lost the token.
 The file knows the location of its checkpoint. A checkpoint that is found elsewhere was moved or copied. Kafka
 cannot tell these apart, and two copies of a checkpoint would share one chain of tokens, so a person answers
 (``onMovedCheckpoint``).
+
+The file also knows the static tables that SQL texts of the query join. Other tables would change the result
+in silence, so a person allows it (``onChangedTable``).
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from pyarrow.fs import LocalFileSystem
 
@@ -31,7 +34,7 @@ from kafka_eos_source.sinks.targets import location
 _FILE = "kafka-eos/identity.json"
 
 #: Checkpoints that `check_identity` has found usable, with the options that this depends on.
-_checked: set[tuple[str | None, str | None, str]] = set()
+_checked: set[tuple[object, ...]] = set()
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Identity:
         location: normalised URI of the checkpoint (`sinks.targets.location`).
         token_topic: the topic that holds a record of every transaction since this name was written. None
             means that transactions may have been committed without a record, so a record may be outdated.
+        tables: a digest of each static table that SQL texts of the query join.
         unproven_since: the first batch that may have been written with ``at_least_once``, which leaves no
             token; None if there is none.
     """
@@ -54,6 +58,7 @@ class Identity:
     first_batch: int
     location: str
     token_topic: str | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
     unproven_since: int | None = None
 
 
@@ -99,7 +104,8 @@ class IdentityFile:
     def of(cls, checkpoint: str, options: WriteOptions, query_id: str, batch_id: int) -> IdentityFile:
         """Returns the file of a checkpoint for the batch of a query with these sink options.
 
-        Raises: as the constructor, and GuaranteeChangedError as `check_guarantee`.
+        Raises: as the constructor, GuaranteeChangedError as `check_guarantee`, and InvalidOptionError as
+            `check_tables`, unless ``onChangedTable=continue``.
         """
         wanted = Identity(
             options.application_id or derived_application_id(query_id),
@@ -107,9 +113,12 @@ class IdentityFile:
             batch_id,
             location(checkpoint),
             token_topic=options.token_topic,
+            tables=options.static_tables,
         )
         found = cls(checkpoint, wanted, options.moved_checkpoint)
         found.check_guarantee()
+        if options.changed_table != "continue":
+            found.check_tables()
         return found
 
     @property
@@ -131,12 +140,23 @@ class IdentityFile:
         if found is not None and found.unproven_since is not None:
             raise refusals.unproven_batches(found)
 
+    def check_tables(self) -> None:
+        """Checks that the static tables are those with which the checkpoint was last used.
+
+        Raises:
+            InvalidOptionError: if one has other rows or columns.
+        """
+        former = {} if self.found is None else self.found.tables
+        for name, digest in self._wanted.tables.items():
+            if former.get(name, digest) != digest:
+                raise refusals.changed_table(name)
+
     def write(self) -> None:
         """Writes what the file must say before a batch is committed. Call it after the genesis token.
 
         The commit calls this before it writes a batch. If the batch will have no record in the token topic
         that the file names, the name is removed, so that an outdated record is never believed. If the
-        checkpoint was moved, its new location is written.
+        checkpoint was moved, its new location is written; and the static tables of this run.
 
         Raises:
             UnavailableError: if the checkpoint cannot be written.
@@ -146,7 +166,7 @@ class IdentityFile:
             self._write(wanted)
             return
         kept = found.token_topic if found.token_topic == wanted.token_topic else None
-        self._write(replace(found, location=wanted.location, token_topic=kept))
+        self._write(replace(found, location=wanted.location, token_topic=kept, tables=wanted.tables))
 
     def confirm_token_topic(self) -> None:
         """Names the token topic in the file. Call it after a transaction with a record was committed.
@@ -171,7 +191,8 @@ def check_identity(options: WriteOptions) -> None:
     Raises: as `IdentityFile.of`.
     """
     checkpoint = options.checkpoint_location
-    key = (checkpoint, options.application_id, options.moved_checkpoint)
+    tables = (options.changed_table, *sorted(options.static_tables.items()))
+    key = (checkpoint, options.application_id, options.moved_checkpoint, tables)
     if checkpoint is None or key in _checked or _read(checkpoint) is None:
         return
     IdentityFile.of(checkpoint, options, offset_log.query_id(checkpoint), 0)

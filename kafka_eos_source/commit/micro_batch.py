@@ -57,7 +57,7 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.specs import targets
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.parts import StagedRows, reports
+from kafka_eos_source.stage.parts import StagedRows, check_reads, reports
 from kafka_eos_source.state.changelog.topic import Tail, read_tail
 
 _log = logging.getLogger(__name__)
@@ -215,6 +215,7 @@ def _collect(
         The batch without its sinks.
     """
     staged = StagedRows(folder, str(batch_id), parts, reports(parts, who.query_id, batch_id))
+    check_reads(parts, batch_id)
     failpoints.reach("commit.after_check")
     # As late as possible, so that another driver's plan is noticed. And in this order: if the batch still
     # has its own entry, so had the batch before it.

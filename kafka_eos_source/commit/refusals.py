@@ -460,6 +460,16 @@ def checkpoint_moved(found: Identity, wanted: Identity) -> CheckpointMovedError:
     )
 
 
+def changed_table(name: str) -> InvalidOptionError:
+    """A static table that SQL texts join differs from the one with which the checkpoint was last used."""
+    return InvalidOptionError(
+        f"the static table {name!r}, which the query joins in SQL, has other rows or columns than when the "
+        "checkpoint was last used. The result would change without a trace.",
+        fix="pass the former table; or, if the change is meant, set .option('onChangedTable', 'continue') on "
+        "the sink for one start. To begin anew, use a new checkpoint and a new application.id.",
+    )
+
+
 def fork_with_same_id(wanted: Identity) -> InvalidOptionError:
     """A fork has the ``application.id`` of the original."""
     return InvalidOptionError(

@@ -8,13 +8,16 @@ imported inside the functions that use it.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kafka_eos_source.datasource.short_errors import short_errors, with_short_errors
+from kafka_eos_source.model import ReadTask
 from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
@@ -56,19 +59,24 @@ def batch_reader(options: ReadOptions) -> DataSourceReader:
 
 
 class _Task(InputPartition):
-    """Offset ranges that one task reads."""
+    """Offset ranges that one task reads, and which task it is if its step sets bad records aside."""
 
-    def __init__(self, ranges: Task) -> None:
+    def __init__(self, ranges: Task, task: ReadTask | None = None) -> None:
         super().__init__(None)
         self.ranges = ranges
+        self.task = task
 
 
 class _ShardTask(InputPartition):
-    """Shards of a stateful operator that one task runs, and the offset ranges of their records."""
+    """Shards of a stateful operator that one task runs, and the offset ranges of their records.
 
-    def __init__(self, shards: tuple[ShardRanges, ...]) -> None:
+    If the step sets bad records aside, each shard counts as a task, and ``task`` is the first.
+    """
+
+    def __init__(self, shards: tuple[ShardRanges, ...], task: ReadTask | None = None) -> None:
         super().__init__(None)
         self.shards = shards
+        self.task = task
 
 
 class _Reader:
@@ -112,20 +120,36 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         operator = self._operator
         if operator is not None:
             tasks = self._planning().shard_tasks(start, end, operator.shards, operator.parallelism)
-            return [_ShardTask(task) for task in tasks]
+            task = self._first_task(operator.shards)
+            return [_ShardTask(shards, task) for shards in tasks]
         planned = self._planning().tasks(start, end)
         if self._staging is not None:
             return self._staging.tasks(start, end, planned)
-        return [_Task(task) for task in planned]
+        first = self._first_task(len(planned) or 1)
+        if first is None:
+            return [_Task(ranges) for ranges in planned]
+        # A batch without records has a task too, so that the sink gets a report of each batch.
+        return [_Task(ranges, replace(first, task=number)) for number, ranges in enumerate(planned or [()])]
+
+    def _first_task(self, tasks: int) -> ReadTask | None:
+        """Returns the first of some tasks of a new plan; None if the step sets no bad records aside."""
+        step = self._task_read.step
+        if step is None or not step.sets_aside:
+            return None
+        return ReadTask(step.frame_of_bad_records, uuid.uuid4().hex, 0, tasks)
 
     @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, _Task):
-            return with_short_errors(self._task_read(partition.ranges))
+            return with_short_errors(self._task_read(partition.ranges, partition.task))
         if isinstance(partition, _ShardTask):
-            return with_short_errors(self._task_read.shards(partition.shards))
+            return with_short_errors(self._task_read.shards(partition.shards, partition.task))
         staging = cast("StagingTask", partition)
-        return with_short_errors(staging.run(self._task_read.mapped(staging.ranges)))
+        step = self._task_read.step
+        task = None
+        if step is not None and step.sets_aside:
+            task = staging.read_task(step.frame_of_bad_records)
+        return with_short_errors(staging.run(self._task_read.mapped(staging.ranges, task)))
 
     def stop(self) -> None:
         if self._staging is not None:

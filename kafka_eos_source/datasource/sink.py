@@ -25,11 +25,12 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedReadError
 from kafka_eos_source.in_read.staged import STAGED, StagedRun, described
 from kafka_eos_source.in_read.step import MapInRead, step_in_read
-from kafka_eos_source.model import OffsetRange, StagedPart, StagedRead, WrittenPart
+from kafka_eos_source.model import OffsetRange, ReadTask, StagedPart, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
+from kafka_eos_source.spark.packet_senders import recorded_senders
 from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.worker import StreamingTask, running_task
@@ -37,7 +38,6 @@ from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_q
 from kafka_eos_source.stage.row_rules import with_small_batches
 from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.staging import stage
-from kafka_eos_source.state.operator.running_operators import recorded_operators
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -280,7 +280,11 @@ class StagedSink:
             raise
         # only now: an operator in this task starts when `stage` reads its first row
         part = replace(
-            part, operators=recorded_operators(task), dropped=0 if invalid is None else invalid.dropped
+            part,
+            senders=recorded_senders(task),
+            dropped=0 if invalid is None else invalid.dropped,
+            # without an operator, no report of a shard can be missing
+            shards=None if self.columns.only_bad_records and not part.shards else part.shards,
         )
         if dead is not None:
             dead = replace(dead, run_id=task.run_id)
@@ -411,6 +415,10 @@ class StagingTask(InputPartition):
         self._read = read
         self._sink = sink
         self._query_id = query_id
+
+    def read_task(self, frame: str) -> ReadTask:
+        """Returns which task of the batch this is, for the packets of bad records of a frame."""
+        return ReadTask(frame, self._read.plan, self._read.task, self._read.tasks)
 
     def run(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stages the rows of this task attempt, and yields its report as the only row of the frame.

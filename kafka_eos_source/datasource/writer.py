@@ -123,7 +123,7 @@ class FrameToWrite:
             schema = staged.rows
         columns, plan = sink_columns(options, packed or schema)
         if columns.changelog is not None and options.guarantee == "at_least_once":
-            raise _cannot_commit_state("processing.guarantee=at_least_once")
+            raise _cannot_commit(columns, "processing.guarantee=at_least_once")
         return cls(columns, plan, packed, staged is not None)
 
 
@@ -142,7 +142,7 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
         packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
     )
     if columns.changelog is not None:
-        raise _cannot_commit_state("a batch write (df.write, foreachBatch)")
+        raise _cannot_commit(columns, "a batch write (df.write, foreachBatch)")
     at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         return _BatchWriter(_DirectSink(options, columns), packed)
@@ -250,7 +250,14 @@ def _rows(batches: Iterable[pa.RecordBatch], packed: StructType | None) -> Itera
     return batches if packed is None else unpack(packed_batches_of(batches), packed)
 
 
-def _cannot_commit_state(what: str) -> InvalidSchemaError:
+def _cannot_commit(columns: SinkColumns, what: str) -> InvalidSchemaError:
+    if columns.only_bad_records:
+        return InvalidSchemaError(
+            f"the frame was read with on_bad='dead-letter', but {what} cannot commit bad records together "
+            "with the batch.",
+            fix="write the frame with writeStream.format('kafka-eos') and processing.guarantee=exactly_once, "
+            "or read with on_bad='fail' or 'null'.",
+        )
     return InvalidSchemaError(
         f"the frame has the column {CHANGELOG!r} with the state changes of an operator, but {what} cannot "
         "commit them together with the batch.",

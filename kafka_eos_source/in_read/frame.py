@@ -1,59 +1,56 @@
-"""`map_in_read`: applies a function to Arrow batches inside the read tasks.
-
-A step can run there only if all columns of the frame come directly from this source. To find that out, this
-module reads Spark's analysed plan through the JVM. The plan must consist of the source and of projections
-that select columns, rename them, or apply ``cast(… as string)`` to bytes. With any other or unknown plan, the
-step runs after the read, as with any other source.
-"""
+"""`map_in_read`: applies a function to batches, inside the read tasks if `in_read.lineage` allows it."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import StructType
 
+from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.in_read.bad_records import NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.decode import ColumnDecoder
+from kafka_eos_source.in_read.lineage import lineage
+from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
+from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
     MapInRead,
-    ReadColumn,
-    ReadColumns,
-    StepInRead,
     pack,
     packed_frame_schema,
     schema_of_packed_rows,
+    with_column_of_packets,
 )
-from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
-from kafka_eos_source.options.table import SINK_IN_READ, STEP_IN_READ
+from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.registry.columns import RegistrySchema
-from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.changelog_check import connect_relations, elements, node_kind
-from kafka_eos_source.spark.operator_frame import past_packets, spark_frame
+from kafka_eos_source.spark.arrow import arrow_schema, past_packets
+from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
-from kafka_eos_source.spark.schema import read_schema
-from kafka_eos_source.spark.session import warn_of_large_batches
+from kafka_eos_source.spark.session import time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+
+#: Name of the table that a SQL text of `map_in_read` reads.
+TABLE = "batch"
 
 
 def map_in_read(
     frame: DataFrame,
-    function: ArrowFunction | None = None,
+    function: ArrowFunction | str | None = None,
     schema: StructType | str | None = None,
     *,
-    decode: Mapping[str, RegistrySchema] | None = None,
+    decode: Mapping[str, RegistrySchema | StructType | str] | None = None,
     encode: Mapping[str, RegistrySchema] | None = None,
+    on_bad: OnBad = "dead-letter",
     write: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """Maps the rows of a frame as Arrow batches that go to the sink without being converted to Spark rows.
@@ -78,17 +75,21 @@ def map_in_read(
         function: takes an iterator of record batches and returns an iterable of record batches, like the
             function of ``DataFrame.mapInArrow``. It gets the batches of one task, in the order of offsets
             within each partition. It may drop and add rows. Spark calls it again when it repeats a task, so
-            it must not have side effects. None leaves the rows unchanged.
+            it must not have side effects. None leaves the rows unchanged. Instead of a function, it may be a
+            SQL text that reads the table ``batch``: ``"SELECT key, value FROM batch WHERE …"``; see
+            `App.sql`.
         schema: schema of the batches that the function returns, as `StructType` or DDL, with columns that the
             sink accepts (``value``, ``key``, ``topic``, …). Columns are matched by name. None means the
             frame's schema.
-        decode: columns to decode with a schema registry before the function, and what `registry_schema`
-            returned for them. Rows that cannot be decoded do not reach the function. The sink gets them
-            unchanged and marked as invalid, so that its option ``onInvalidRecord`` decides what becomes of
-            them. The frame should have the columns ``topic``, ``partition`` and ``offset``, to name the
-            record.
+        decode: columns to decode before the function, and how: what `registry_schema` returned for them, or,
+            for JSON objects, the schema of their fields as `StructType` or DDL. They become structs. The
+            frame should have the columns ``topic``, ``partition`` and ``offset``, to name bad records.
         encode: columns to encode after the function. Rows that do not fit the schema are marked as invalid.
             ``schema`` declares these columns as binary.
+        on_bad: what becomes of a row that cannot be decoded. ``"dead-letter"`` passes it around the function
+            to the sink, unchanged and marked as invalid, so that its option ``onInvalidRecord`` decides,
+            which by default fails the batch. ``"fail"`` fails the task; ``"null"`` passes nulls to the
+            function in the place of what does not fit.
         write: options of the sink, the same that ``writeStream.options(…)`` gets. The frame can then be
             written only by that ``writeStream.format("kafka-eos")``, exactly once. It has no effect if the
             function cannot run in the tasks that read.
@@ -104,10 +105,17 @@ def map_in_read(
     """
     frame = spark_frame(frame)
     columns = StructType([each for each in frame.schema if each.name != CHANGELOG])
-    rows = _schema_of_result(columns, function, schema)
+    _check_plain(columns)
+    zone = time_zone(frame.sparkSession)
+    check_on_bad(on_bad)
+    decoders = {name: _decoder(name, each, zone, on_bad) for name, each in (decode or {}).items()}
+    if isinstance(function, str):
+        function, rows = _of_text(function, schema, with_decoded(columns, decoders), zone)
+    else:
+        rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = registry_columns(function, decode or {}, encode or {}, columns, rows)
+        function = registry_columns(function, decoders, encode or {}, columns, rows, on_bad)
         rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None or write is None:
@@ -118,6 +126,8 @@ def map_in_read(
     if function is not None:
         fix = "create clients, files and locks inside the function, not outside of it."
         pickled = to_bytes(function, f"the function of map_in_read, {function!r},", fix=fix)
+    if origin.columns.sets_aside:
+        rows = with_column_of_packets(rows)
     step = MapInRead(origin.columns, rows, pickled, uuid.uuid4().hex)
     return origin.read(step, frame.sparkSession, sink)
 
@@ -154,7 +164,7 @@ def _map_after_read(frame: DataFrame, function: ArrowFunction | None, rows: Stru
     """Returns the frame mapped and packed by Spark's ``mapInArrow``; state changes pass the function."""
     if CHANGELOG in frame.columns and CHANGELOG not in rows.names:
         function = past_packets(function or _unchanged, arrow_schema(rows))
-        rows = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
+        rows = StructType([*rows.fields, frame.schema[CHANGELOG]])
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
@@ -167,14 +177,40 @@ def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     return batches
 
 
-def _schema_of_result(
-    columns: StructType, function: ArrowFunction | None, schema: StructType | str | None
-) -> StructType:
+def _check_plain(columns: StructType) -> None:
     if schema_of_packed_rows(columns) is not None or staged_frame(columns) is not None:
         raise InvalidSchemaError(
             "map_in_read is applied to a frame that map_in_read returned; expected a frame with plain rows.",
             fix="combine the two functions into one.",
         )
+
+
+def _decoder(column: str, how: RegistrySchema | StructType | str, zone: str, on_bad: OnBad) -> ColumnDecoder:
+    """Returns what decodes a column that ``decode`` names."""
+    if isinstance(how, RegistrySchema):
+        return how.decoding()
+    schema = _struct(how, f"of column {column!r} in decode= of map_in_read")
+    return JsonDecoding(schema, zone, partial=on_bad == NULL)
+
+
+def _of_text(
+    text: str, schema: StructType | str | None, columns: StructType, zone: str
+) -> tuple[ArrowFunction, StructType]:
+    """Returns the function that runs a SQL text, and the schema of its result."""
+    from kafka_eos_source.in_read.sql import compile_sql  # imports the engine
+
+    if schema is not None:
+        raise InvalidSchemaError(
+            "map_in_read has a SQL text and a schema; the text already says which columns its result has.",
+            fix="leave out the schema, and cast columns in the text: CAST(x AS INTEGER) AS x.",
+        )
+    transform = compile_sql(text, columns, name=TABLE, time_zone=zone)
+    return MappedRows(transform, columns), transform.rows
+
+
+def _schema_of_result(
+    columns: StructType, function: ArrowFunction | None, schema: StructType | str | None
+) -> StructType:
     if schema is None:
         return columns
     if function is None:
@@ -182,6 +218,10 @@ def _schema_of_result(
             "map_in_read has a schema but no function that returns rows of this schema.",
             fix="leave out the schema if the rows stay unchanged, or pass a function.",
         )
+    return _struct(schema, "of map_in_read")
+
+
+def _struct(schema: StructType | str, what: str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     try:
@@ -192,212 +232,6 @@ def _schema_of_result(
     except (ParseException, PySparkTypeError, ValueError) as error:
         reason = error
     raise InvalidSchemaError(
-        f"the schema {schema!r} of map_in_read is malformed: {reason}.",
+        f"the schema {schema!r} {what} is malformed: {reason}.",
         fix="write it in DDL, for example 'key BINARY, value STRING'.",
     )
-
-
-# ------------------------------------------------------------------ lineage
-
-#: Number of fields of a ``StreamingRelationV2`` in Spark versions that have named sources.
-_NAMED = 9
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """The source that the columns of a frame come from.
-
-    Attributes:
-        options: options of the source.
-        name: name of the source from ``readStream.name(…)``; None if it has none.
-        columns: the columns of the frame.
-    """
-
-    options: dict[str, str]
-    name: str | None
-    columns: ReadColumns
-
-    def read(
-        self, step: StepInRead, session: SparkSession, more: Mapping[str, str] | None = None
-    ) -> DataFrame:
-        """Returns a frame that reads the source with a step that its tasks apply before Spark sees a row.
-
-        Args:
-            step: the step.
-            session: session of the frame.
-            more: further options of the source.
-        """
-        reader: Any = session.readStream.format(FORMAT_NAME).options(**self.options)
-        if self.name is not None:
-            reader = reader.name(self.name)
-        frame: DataFrame = reader.option(STEP_IN_READ, step.to_option()).options(**(more or {})).load()
-        return frame
-
-
-def lineage(frame: DataFrame, names: Sequence[str]) -> Lineage | None:
-    """Returns the lineage of columns of a frame; None if they do not all come directly from this source.
-
-    With Spark Connect it is always None, because the client cannot read the plan.
-    """
-    jdf = getattr(frame, "_jdf", None)
-    if jdf is None:
-        return None
-    return _of_plan(jdf.queryExecution().analyzed(), names)
-
-
-def source_options(frame: DataFrame) -> list[dict[str, str]]:
-    """Returns the options of each source of this package that a frame reads, with names in lower case.
-
-    Spark Connect does not show the sources of a view or of SQL text.
-    """
-    jdf = getattr(frame, "_jdf", None)
-    if jdf is None:
-        plan: Any = getattr(frame, "_plan", None)
-        return [] if plan is None else list(_connect_sources(plan.to_proto(frame.sparkSession.client).root))
-    leaves = elements(jdf.queryExecution().analyzed().collectLeaves())
-    return [
-        {str(name).lower(): str(value) for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
-        for leaf in leaves
-        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
-    ]
-
-
-def is_of_source(frame: DataFrame, name: str) -> bool:
-    """Returns whether a column of a frame is one of a source of this package that no step has computed anew.
-
-    With Spark Connect it is always False, because the client cannot read the plan.
-    """
-    jdf = getattr(frame, "_jdf", None)
-    if jdf is None:
-        return False
-    plan = jdf.queryExecution().analyzed()
-    of_sources = {
-        each.exprId().id()
-        for leaf in elements(plan.collectLeaves())
-        if node_kind(leaf) == "StreamingRelationV2" and str(leaf.sourceName()) == FORMAT_NAME
-        for each in elements(leaf.output())
-    }
-    return any(each.name() == name and each.exprId().id() in of_sources for each in elements(plan.output()))
-
-
-def _connect_sources(relation: Any) -> Iterator[dict[str, str]]:
-    """Yields the options of the streams of this package below a relation of Spark Connect's protocol."""
-    kind = str(relation.WhichOneof("rel_type"))
-    if kind == "read" and relation.read.is_streaming and relation.read.data_source.format == FORMAT_NAME:
-        options = relation.read.data_source.options
-        yield {str(name).lower(): str(value) for name, value in options.items()}
-    for below in connect_relations(getattr(relation, kind)):
-        yield from _connect_sources(below)
-
-
-#: Spark's steps that use a watermark below them: classes of plans of classic sessions and of Spark Connect.
-_STATEFUL = frozenset(
-    {
-        *("Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark"),
-        *("Join", "AsOfJoin", "LateralJoin"),
-        *("FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState", "ApplyInPandasWithState"),
-        *("TransformWithState", "TransformWithStateInPandas", "TransformWithStateInPySpark"),
-    }
-)
-
-
-def unused_watermark(frame: DataFrame) -> tuple[str, str] | None:
-    """Returns the column and the delay of a ``withWatermark`` that no step of Spark below the frame uses.
-
-    Spark Connect does not show the plan of a view or of SQL text, so it finds none in them.
-    """
-    jdf = getattr(frame, "_jdf", None)
-    if jdf is not None:
-        return _unused_in_plan(jdf.queryExecution().analyzed())
-    plan: Any = getattr(frame, "_plan", None)
-    return None if plan is None else _unused_in_connect(plan)
-
-
-def _unused_in_plan(plan: Any) -> tuple[str, str] | None:
-    kind = node_kind(plan)
-    if kind in _STATEFUL:
-        return None
-    if kind == "EventTimeWatermark":
-        return str(plan.eventTime().name()), str(plan.delay().toString())
-    found = map(_unused_in_plan, elements(plan.children()))
-    return next((each for each in found if each is not None), None)
-
-
-def _unused_in_connect(plan: Any) -> tuple[str, str] | None:
-    kind = type(plan).__name__
-    if kind in _STATEFUL:
-        return None
-    if kind == "WithWatermark":
-        return str(plan._event_time), str(plan._delay_threshold)
-    below = [plan._child, *(getattr(plan, name, None) for name in ("left", "right", "other"))]
-    found = (_unused_in_connect(each) for each in below if each is not None)
-    return next((each for each in found if each is not None), None)
-
-
-def _of_plan(plan: Any, names: Sequence[str]) -> Lineage | None:
-    kind = node_kind(plan)
-    if kind == "SubqueryAlias":
-        return _of_plan(plan.child(), names)
-    if kind == "StreamingRelationV2":
-        return _of_source(plan, names)
-    if kind != "Project":
-        return None
-    projection = list(elements(plan.projectList()))
-    projected = {each.name(): each for each in projection}
-    if len(projected) < len(projection):
-        return None  # two columns have the same name
-    found = [_column(projected.get(name)) for name in names]
-    wanted = [each.source for each in found if each is not None]
-    beneath = _of_plan(plan.child(), list(dict.fromkeys(wanted))) if len(wanted) == len(names) else None
-    if beneath is None:
-        return None
-    known = {each.name: each for each in beneath.columns.columns}
-    columns = []
-    for own in found:
-        assert own is not None
-        below = known[own.source]
-        if own.as_text and not below.as_text and not _is_bytes(below.source):
-            return None  # only Spark converts numbers to text
-        columns.append(replace(below, name=own.name, as_text=own.as_text or below.as_text))
-    return replace(beneath, columns=ReadColumns(tuple(columns)))
-
-
-def _of_source(plan: Any, names: Sequence[str]) -> Lineage | None:
-    options = {str(name): str(value) for name, value in plan.extraOptions().asCaseSensitiveMap().items()}
-    known = {each.name() for each in elements(plan.output())}
-    if str(plan.sourceName()) != FORMAT_NAME or not known.issuperset(names):
-        return None
-    if any(name.lower() == STEP_IN_READ for name in options):
-        return None  # the columns are those of the step
-    columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
-    return Lineage(options, _name(plan), columns)
-
-
-def _column(expression: Any) -> ReadColumn | None:
-    """Returns the column that an expression of a projection selects; None for any other expression."""
-    if expression is None:
-        return None
-    if node_kind(expression) == "AttributeReference":
-        return ReadColumn(expression.name(), expression.name())
-    if node_kind(expression) != "Alias":
-        return None
-    child = expression.child()
-    if node_kind(child) == "AttributeReference":
-        return ReadColumn(expression.name(), child.name())
-    if node_kind(child) != "Cast" or node_kind(child.child()) != "AttributeReference":
-        return None
-    if child.dataType().catalogString() != "string":
-        return None
-    return ReadColumn(expression.name(), child.child().name(), as_text=True)
-
-
-def _is_bytes(column: str) -> bool:
-    return read_schema(True)[column].dataType.simpleString() == "binary"
-
-
-def _name(plan: Any) -> str | None:
-    """Returns the name that the user gave the source; None if it has none or Spark has no such names."""
-    if plan.productArity() < _NAMED:
-        return None
-    found = plan.sourceIdentifyingName()
-    return str(found.name()) if node_kind(found) == "UserProvided" else None

@@ -1,7 +1,8 @@
-"""Decodes and encodes columns with a schema registry around the function of `map_in_read`.
+"""Decodes and encodes columns around the function of `map_in_read`: with a schema registry, or JSON.
 
-So decoded values stay in Arrow batches between Kafka and Kafka. Rows that cannot be decoded go around the
-function: they reach the sink unchanged, and marked for its option ``onInvalidRecord``.
+So decoded values stay in Arrow batches between Kafka and Kafka. With ``on_bad="dead-letter"``, rows that
+cannot be decoded go around the function: they reach the sink unchanged, and marked for its option
+``onInvalidRecord``. They need no packets, because no step of Spark can be between `map_in_read` and the sink.
 """
 
 from __future__ import annotations
@@ -13,14 +14,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import (
+    DEAD_LETTER,
+    FAIL,
+    NULL,
+    OnBad,
+    Records,
+    bad_record,
+    bad_records,
+)
+from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
-from kafka_eos_source.registry.codec import Converted
-from kafka_eos_source.registry.columns import UNDECODABLE, RegistrySchema
-from kafka_eos_source.registry.records import Decoding, Encoding
+from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
 
@@ -38,12 +50,14 @@ class RegistryColumns:
         decodes: how to decode columns of the frame, by name.
         encodes: how to encode columns of the result, by name.
         rows: schema of the result, without the mark of invalid rows.
+        on_bad: what becomes of rows that cannot be decoded.
     """
 
     function: ArrowFunction | None
-    decodes: Mapping[str, Decoding]
+    decodes: Mapping[str, ColumnDecoder]
     encodes: Mapping[str, Encoding]
     rows: StructType
+    on_bad: OnBad = DEAD_LETTER
 
     @property
     def marked(self) -> StructType:
@@ -84,15 +98,21 @@ class RegistryColumns:
     def _decoded(
         self, batch: pa.RecordBatch, decoded: Mapping[str, Converted]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none."""
+        """Returns the decodable rows, decoded, and the others as they are, with their marks; None if none.
+
+        Raises:
+            InvalidRecordError: if a row cannot be decoded, and that is an error.
+        """
         errors: dict[int, str] = {}
         columns = {name: batch.column(name) for name in batch.schema.names}
         for name, found in decoded.items():
             columns[name] = found.values
             for row, text in found.errors.items():
                 errors.setdefault(row, f"column {name!r}: {text}")
-        if not errors:
+        if not errors or self.on_bad == NULL:
             return pa.RecordBatch.from_pydict(columns), None
+        if self.on_bad == FAIL:
+            raise bad_record(bad_records(Records.of([batch]), errors))
         rows = np.array(sorted(errors))
         good = np.ones(batch.num_rows, bool)
         good[rows] = False
@@ -137,10 +157,11 @@ class RegistryColumns:
 
 def registry_columns(
     function: ArrowFunction | None,
-    decode: Mapping[str, RegistrySchema],
+    decode: Mapping[str, ColumnDecoder],
     encode: Mapping[str, RegistrySchema],
     frame: StructType,
     rows: StructType,
+    on_bad: OnBad = DEAD_LETTER,
 ) -> RegistryColumns:
     """Returns the function of `map_in_read` with its decoders and encoders.
 
@@ -167,12 +188,24 @@ def registry_columns(
             fix="pass a function, or encode the column again.",
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
-    decodes = {name: each.decoding() for name, each in decode.items()}
-    return RegistryColumns(function, decodes, {name: each.encoding() for name, each in encode.items()}, own)
+    encodes = {name: each.encoding() for name, each in encode.items()}
+    return RegistryColumns(function, decode, encodes, own, on_bad)
+
+
+def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> StructType:
+    """Returns the schema of the rows that a function gets if columns are decoded before it."""
+    return StructType(
+        [
+            StructField(each.name, from_arrow_type(decoders[each.name].arrow_type, prefer_timestamp_ntz=True))
+            if each.name in decoders
+            else each
+            for each in columns
+        ]
+    )
 
 
 def _by_slices(
-    codecs: Mapping[str, Decoding | Encoding], batch: pa.RecordBatch
+    codecs: Mapping[str, ColumnDecoder | Encoding], batch: pa.RecordBatch
 ) -> Iterator[tuple[pa.RecordBatch, Mapping[str, Converted]]]:
     """Yields parts of a batch with their converted columns, each as large as `MOST_BYTES` allows.
 
@@ -199,7 +232,10 @@ def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _marks(texts: Sequence[str], bad: pa.RecordBatch) -> pa.Array:
     """Returns the marks of undecodable rows, with where they were read if the frame has these columns."""
-    fields = {"error": pa.repeat(pa.scalar(UNDECODABLE, pa.string()), len(texts)), "message": pa.array(texts)}
+    fields = {
+        "error": pa.repeat(pa.scalar(records.UNDECODABLE, pa.string()), len(texts)),
+        "message": pa.array(texts),
+    }
     fields |= {name: bad.column(name) for name in _ORIGIN if name in bad.schema.names}
     return _struct(fields, len(texts))
 
@@ -219,12 +255,12 @@ def _marks_of_result(own: pa.Array | None, failed: pa.Array | None, rows: int) -
         given = {name: pc.struct_field(own, name) for name in own.type.names if name in _MARK.names}
         marks = _struct(given, rows, own.is_null())
     else:
-        error = pa.repeat(pa.scalar(UNDECODABLE, pa.string()), rows)
+        error = pa.repeat(pa.scalar(records.UNDECODABLE, pa.string()), rows)
         marks = _struct({"error": error, "message": own}, rows, own.is_null())
     if failed is None:
         return marks
     only_failed = pc.and_(failed.is_valid(), marks.is_null())
-    texts = {"error": pa.scalar(UNDECODABLE, pa.string()), "message": failed}
+    texts = {"error": pa.scalar(records.UNDECODABLE, pa.string()), "message": failed}
     fields = {name: pc.struct_field(marks, name) for name in _MARK.names}
     fields |= {name: pc.if_else(only_failed, text, fields[name]) for name, text in texts.items()}
     return _struct(fields, rows, pc.and_(marks.is_null(), pc.invert(only_failed)))

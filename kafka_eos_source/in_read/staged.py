@@ -27,7 +27,7 @@ from typing import BinaryIO
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.step import only_column
+from kafka_eos_source.in_read.step import BY_MAP_IN_READ, only_column
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.runtime.file_systems import file_system
 from kafka_eos_source.runtime.folders import PrivateFolder
@@ -38,8 +38,12 @@ from kafka_eos_source.sinks.specs import SinkSpec
 #: Column of a staged frame.
 STAGED = "__kafka_eos_staged"
 
-#: Keys in the metadata of that column: the schema of the rows (JSON of Spark), and the options of the sink.
-_ROWS, _SINK = "kafka_eos.staged.rows", "kafka_eos.staged.sink"
+#: Keys in the metadata of that column: the schema of the rows (JSON of Spark), the options of the sink,
+#: and who passed them.
+_ROWS, _BY, _SINK = "kafka_eos.staged.rows", "kafka_eos.staged.by", "kafka_eos.staged.sink"
+
+#: Who passes the options if `App.write` stages the rows in the read.
+BY_APP = "App.write"
 
 #: Fields of `WriteOptions` that only the commit uses. They may differ: a person adds some for one restart.
 _OF_COMMIT = frozenset(
@@ -81,10 +85,12 @@ class StagedFrame:
     Attributes:
         rows: schema of the rows that the reading tasks stage.
         sink: `described` options of the sink for which they stage them.
+        by: who passed these, see `MapInRead.by`.
     """
 
     rows: StructType
     sink: Mapping[str, str]
+    by: str
 
     def check_sink(self, options: WriteOptions) -> None:
         """Checks that the frame was staged with the options of this sink.
@@ -100,8 +106,15 @@ class StagedFrame:
             f"{name!r} is {own.get(name, 'not set')} here and {self.sink.get(name, 'not set')} there"
             for name in names
         )
+        if self.by == BY_APP:
+            raise InvalidOptionError(
+                "the tasks that read stage the rows of this query with the options that App.write() got, and "
+                f"the sink has others: {differences}.",
+                fix="pass the options to App.write(options={…}) or to App(options={…}), and not to option() "
+                "or options() of the writer that write() returns.",
+            )
         raise InvalidOptionError(
-            "the tasks that read stage the rows of this frame with the options in write= of map_in_read, and "
+            f"the tasks that read stage the rows of this frame with the options in {self.by}, and "
             f"the sink has others: {differences}.",
             fix="pass one mapping to both: map_in_read(…, write=sink) and writeStream.options(**sink).",
         )
@@ -162,9 +175,19 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def staged_frame_schema(rows: StructType, sink: WriteOptions) -> StructType:
-    """Returns the schema of a frame whose rows, of schema ``rows``, are staged for a sink."""
-    metadata = {_ROWS: json.dumps(rows.jsonValue()), _SINK: json.dumps(described(sink), sort_keys=True)}
+def staged_frame_schema(rows: StructType, sink: WriteOptions, by: str = BY_MAP_IN_READ) -> StructType:
+    """Returns the schema of a frame whose rows, of schema ``rows``, are staged for a sink.
+
+    Args:
+        rows: schema of the rows.
+        sink: options of the sink.
+        by: who passed these, see `MapInRead.by`.
+    """
+    metadata = {
+        _ROWS: json.dumps(rows.jsonValue()),
+        _BY: by,
+        _SINK: json.dumps(described(sink), sort_keys=True),
+    }
     return StructType([StructField(STAGED, BinaryType(), metadata=metadata)])
 
 
@@ -178,11 +201,11 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
         InvalidSchemaError: as `only_column`.
     """
     found = only_column(
-        schema, STAGED, (_ROWS, _SINK), "reports of reading tasks", "whose rows are already staged"
+        schema, STAGED, (_ROWS, _BY, _SINK), "reports of reading tasks", "whose rows are already staged"
     )
     if found is None:
         return None
-    return StagedFrame(StructType.fromJson(parse_json(found[_ROWS])), parse_json(found[_SINK]))
+    return StagedFrame(StructType.fromJson(parse_json(found[_ROWS])), parse_json(found[_SINK]), found[_BY])
 
 
 # ------------------------------------------------------------------ runs of queries with staged frames

@@ -1,5 +1,11 @@
 """Steps of a query that the tasks of the source run, such as that of `map_in_read`; and packed frames.
 
+Steps nest: a step takes `ReadColumns`, which are columns of the source, or of the rows that another step in
+the read makes (`in_read.rows`)::
+
+    source ─▶ RowsInRead ─▶ RowsInRead ─▶ MapInRead, AggregateInRead or OperatorInRead
+              (decodes)     (SQL)     └─▶ Spark
+
 Between a Python source and a Python sink, Spark converts every row from Arrow to its own format and back.
 *Packed frames* avoid that for rows that Spark itself does not process: the rows travel to the sink in packed
 batches, many in one Spark row. These batches, messages of `protocol.packing`, are in the column
@@ -21,12 +27,17 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime.json_input import parse_json
-from kafka_eos_source.spark.arrow import arrow_schema, fit, read_arrow_schema
+from kafka_eos_source.spark.arrow import arrow_schema, fit, past_packets, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 
 if TYPE_CHECKING:
+    from kafka_eos_source.in_read.rows import RowsInRead
+    from kafka_eos_source.model import ReadTask
     from kafka_eos_source.options.checked import ReadOptions
+    from kafka_eos_source.protocol.packing import BadRecordsOfTask
 
 #: A user's function, like that of Spark's ``mapInArrow``.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -34,11 +45,11 @@ ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ReadColumn:
-    """A column of a frame that comes from one column of the source.
+    """A column of a frame that comes from one column of the source, or of the rows of a step.
 
     Attributes:
         name: its name in the frame.
-        source: its name in the source.
+        source: its name in the source, or in the rows of `ReadColumns.before`.
         as_text: whether the frame casts its bytes to a string, as in ``cast(key as string)``.
     """
 
@@ -49,18 +60,31 @@ class ReadColumn:
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Turns batches of the source into batches of the frame."""
+    """Turns batches of the source into batches of a frame whose columns are only selected and renamed.
+
+    Attributes:
+        columns: the columns of the frame.
+        before: the step in the read whose rows have these columns; None if the source itself has them.
+    """
 
     columns: tuple[ReadColumn, ...]
+    before: RowsInRead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles only the fields, and not what was computed from them."""
-        return {"columns": self.columns}
+        return {"columns": self.columns, "before": self.before}
 
     @property
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source."""
+        if self.before is not None:
+            return self.before.of_source
         return tuple(dict.fromkeys(each.source for each in self.columns))
+
+    @cached_property
+    def given(self) -> pa.Schema:
+        """Arrow schema of what the columns are selected from: the source, or the rows of `before`."""
+        return read_arrow_schema(True) if self.before is None else arrow_schema(self.before.rows)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -69,18 +93,52 @@ class ReadColumns:
         Raises:
             KeyError: if the source has no such column.
         """
-        source = read_arrow_schema(True)
         return pa.schema(
             [
-                pa.field(each.name, pa.string() if each.as_text else source.field(each.source).type)
+                pa.field(each.name, pa.string() if each.as_text else self.given.field(each.source).type)
                 for each in self.columns
             ]
         )
 
-    def frame(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns a batch of the frame for a batch with the columns `of_source`."""
+    def column_of_source(self, name: str) -> str | None:
+        """Returns the column of the source that a column of the frame holds; None if a step computed it."""
+        found = next((each.source for each in self.columns if each.name == name), None)
+        return found if found is None or self.before is None else self.before.column_of_source(found)
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the step before sets bad records aside, so that `frames` has the column of packets too."""
+        return self.before is not None and self.before.sets_aside
+
+    def frames(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        task: ReadTask | None = None,
+        bad: BadRecordsOfTask | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields batches of the frame for the source's batches of one task, with the columns `of_source`.
+
+        Args:
+            batches: the source's batches.
+            task, bad: as `RowsInRead.selected` takes them.
+
+        Raises:
+            InvalidRecordError: as `RowsInRead.traced`.
+        """
+        if self.before is None:
+            return map(self.select, batches)
+        return self.before.selected(batches, self.select, task, bad)
+
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns a batch of the frame for a batch with the columns `given`, or only those that it needs."""
         columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def with_column_of_packets(rows: StructType) -> StructType:
+    """Returns the schema of rows together with the column of packets, of which none has state changes."""
+    packets = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
+    return StructType([*rows.fields, packets])
 
 
 def _as_text(column: pa.Array, as_text: bool) -> pa.Array:
@@ -103,6 +161,32 @@ class StepInRead(ABC):
 
     is_operator: ClassVar[bool] = False
     columns: ReadColumns
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """What the step does, for people."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What the steps before this one and this one do, the first step first."""
+        before = self.columns.before
+        return (self.what,) if before is None else (*before.steps, self.what)
+
+    @property
+    def of_source(self) -> tuple[str, ...]:
+        """Columns to read from the source."""
+        return self.columns.of_source
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether the step passes on packets with bad records, which the rows before it set aside."""
+        return self.columns.sets_aside
+
+    @property
+    def frame_of_bad_records(self) -> str:
+        """Id of the frame that reads, for the packets of bad records; "" if the step sets none aside."""
+        return "" if self.columns.before is None else self.columns.before.frame
 
     @property
     @abstractmethod
@@ -159,6 +243,10 @@ def step_in_read(options: ReadOptions) -> StepInRead | None:
     return found
 
 
+#: Who passes the options of the sink for which the tasks that read stage rows: the argument ``write``.
+BY_MAP_IN_READ = "write= of map_in_read"
+
+
 @dataclass(frozen=True)
 class MapInRead(StepInRead):
     """Applies a function to batches of the source.
@@ -169,36 +257,54 @@ class MapInRead(StepInRead):
         rows: schema of the rows that it returns.
         function: the pickled function; None leaves the rows unchanged.
         frame: id of the frame that `map_in_read` returned; only staged rows need it.
+        by: who passed the options of the sink for which the rows are staged, for errors.
     """
 
     rows: StructType
     function: bytes | None = field(repr=False)  # may contain passwords, as of a schema registry
     frame: str = ""
+    by: str = BY_MAP_IN_READ
+
+    @property
+    def what(self) -> str:
+        return "packs the rows" if self.function is None else "runs the function of map_in_read"
 
     @cached_property
     def schema(self) -> StructType:
         """Schema of the frame that Spark gets if the rows are packed."""
         return packed_frame_schema(self.rows)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Returns the packed result of the function for the source's batches of one task.
 
         Raises:
             InvalidRecordError: as `pack`.
         """
-        return pack(self._result(batches), self.rows)
+        return pack(self._result(batches, task), self.rows)
 
-    def mapped(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def mapped(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function's result, with the declared schema, for one task.
 
         Raises:
             InvalidRecordError: as `fitted`.
         """
-        return fitted(self._result(batches), self.rows)
+        return fitted(self._result(batches, task), self.rows)
 
-    def _result(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        frames = map(self.columns.frame, batches)
-        return frames if self.function is None else from_bytes(self.function)(frames)
+    def _result(self, batches: Iterable[pa.RecordBatch], task: ReadTask | None) -> Iterable[pa.RecordBatch]:
+        frames = self.columns.frames(batches, task)
+        function = None if self.function is None else from_bytes(self.function)
+        if not self.sets_aside:
+            return frames if function is None else function(frames)
+        own = StructType([each for each in self.rows if each.name != CHANGELOG])
+
+        def fitting(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return fitted(rows if function is None else function(rows), own)
+
+        return past_packets(fitting, arrow_schema(own))(frames)
 
 
 # ------------------------------------------------------------------ packed frames

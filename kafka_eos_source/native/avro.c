@@ -610,10 +610,6 @@ static int decode_row(run_t *run, int64_t row) {
         return 1;
 }
 
-static inline int is_valid(const uint8_t *validity, int64_t index) {
-        return !validity || (validity[index >> 3] >> (index & 7) & 1);
-}
-
 /*
  * Decodes the messages of `input`. Returns NULL if there is not enough memory for the block itself. Otherwise the
  * caller frees the block with kafka_eos_avro_free. A row that does not decode is null, with an entry in `errors`.
@@ -674,16 +670,6 @@ EXPORT void kafka_eos_avro_free(block_t *block) {
 }
 
 /* ---- encoding ------------------------------------------------------------------------------------------ */
-
-/* The Arrow C data interface; the format is stable. */
-struct arrow_array {
-        int64_t length, null_count, offset, n_buffers, n_children;
-        const void *const *buffers;
-        struct arrow_array *const *children;
-        struct arrow_array *dictionary;
-        void (*release)(struct arrow_array *);
-        void *private_data;
-};
 
 /* What a node writes. encode_program.py describes the operands. */
 enum {
@@ -957,21 +943,6 @@ static int put_node(put_run_t *run, int64_t index, int64_t at) {
                 return put_node(run, found, at);
         }
         }
-}
-
-static int64_t flatten(const struct arrow_array *array, const struct arrow_array **into, int64_t at) {
-        int64_t child;
-        into[at++] = array;
-        for (child = 0; child < array->n_children; child++)
-                at = flatten(array->children[child], into, at);
-        return at;
-}
-
-static int64_t count_arrays(const struct arrow_array *array) {
-        int64_t child, count = 1;
-        for (child = 0; child < array->n_children; child++)
-                count += count_arrays(array->children[child]);
-        return count;
 }
 
 /*

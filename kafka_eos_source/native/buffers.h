@@ -1,5 +1,5 @@
 /*
- * What kernel.c, avro.c and protobuf.c share: buffers that grow, and the check of UTF-8.
+ * What the libraries share: buffers that grow, the check of UTF-8, and Arrow's C data interface.
  *
  * Each of these files is compiled on its own to a library of its own, so everything here is static.
  */
@@ -132,6 +132,37 @@ static inline int is_utf8(const uint8_t *at, int64_t bytes) {
                         if ((*at & 0xC0) != 0x80)
                                 return 0;
         }
+}
+
+/* Returns whether a value of an Arrow array is not null. Without a bitmap, no value is null. */
+static inline int is_valid(const uint8_t *validity, int64_t index) {
+        return !validity || (validity[index >> 3] >> (index & 7) & 1);
+}
+
+/* The Arrow C data interface; the format is stable. */
+struct arrow_array {
+        int64_t length, null_count, offset, n_buffers, n_children;
+        const void *const *buffers;
+        struct arrow_array *const *children;
+        struct arrow_array *dictionary;
+        void (*release)(struct arrow_array *);
+        void *private_data;
+};
+
+/* Writes the tree of arrays below an array, in the order of a depth-first walk. Returns where it ends. */
+static inline int64_t flatten(const struct arrow_array *array, const struct arrow_array **into, int64_t at) {
+        int64_t child;
+        into[at++] = array;
+        for (child = 0; child < array->n_children; child++)
+                at = flatten(array->children[child], into, at);
+        return at;
+}
+
+static inline int64_t count_arrays(const struct arrow_array *array) {
+        int64_t child, count = 1;
+        for (child = 0; child < array->n_children; child++)
+                count += count_arrays(array->children[child]);
+        return count;
 }
 
 #endif

@@ -110,6 +110,7 @@ class ReadOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     step_in_read: str | None
+    sql_memory_bytes: int
     isolation_level: str
     application_id: str | None
     group_id: str | None
@@ -144,6 +145,8 @@ class WriteOptions:
     foreign_query: str
     moved_offsets: str
     moved_checkpoint: str
+    static_tables: Mapping[str, str]
+    changed_table: str
     commit_timeout_ms: int
     source_cluster: str
     anchor_topic: str | None

@@ -27,6 +27,14 @@ STATE_READ = "state read"
 
 #: Option that carries a step of the query for the tasks that read (`in_read.step`).
 STEP_IN_READ = "step.in.read"
+
+#: The most memory of the engine of SQL in the read in one task, in bytes.
+SQL_MEMORY = "sql.memory.bytes"
+SQL_MEMORY_BYTES = 256 << 20
+LEAST_SQL_MEMORY_BYTES = 32 << 20
+
+#: Digests of the static tables of a query's SQL texts, and what happens if one has changed.
+STATIC_TABLES, CHANGED_TABLE = "sql.tables", "onChangedTable"
 #: Prefixes of options of a source that carry the options of the sink (``write=`` of `map_in_read`), and those
 #: of a stateful operator (``shards="partitions"``). Each is an option of its own, so that Spark masks their
 #: secrets by name, as it does for the sink and the operator.
@@ -354,6 +362,16 @@ OPTIONS: tuple[Option, ...] = (
         "`step.in.read.operator.<option>` to those of the operator. Do not set them yourself.",
     ),
     Option(
+        SQL_MEMORY,
+        (STREAM_READ,),
+        values.integer(LEAST_SQL_MEMORY_BYTES),
+        "bytes",
+        "The most memory that the engine of [SQL in the read](sql.md#memory) may use in one task, and the result of "
+        "one call. A batch that needs more is divided; a single record that needs more is a bad record.",
+        default=SQL_MEMORY_BYTES,
+        idle=(BATCH_READ,),
+    ),
+    Option(
         "isolation.level",
         READ,
         values.choice(*ISOLATION_LEVELS),
@@ -570,6 +588,26 @@ OPTIONS: tuple[Option, ...] = (
         "query's consumer group, also before the query's first batch. `overwrite:17` lets batch 17 continue from the "
         "checkpoint, or batch 0 begin where the starting options say, and replace those offsets. It has no effect "
         "on any other batch.",
+        default="fail",
+    ),
+    Option(
+        STATIC_TABLES,
+        (STREAM_WRITE,),
+        values.digests,
+        'JSON `{"table":"digest"}`',
+        "Internal: `App.write` sets it to a hash of each static table that the query joins in SQL. Do not set it "
+        "yourself.",
+        default={},
+        shown_default="none",
+    ),
+    Option(
+        CHANGED_TABLE,
+        (STREAM_WRITE,),
+        values.choice("fail", "continue"),
+        "`fail`, `continue`",
+        "What happens if a static table of [SQL in the read](sql.md#static-tables) has other rows or columns than "
+        "when the checkpoint was last used. `continue` uses the new table from the next batch on; a batch that "
+        "Spark planned and did not finish is then computed with it, too.",
         default="fail",
     ),
     Option(

@@ -1,4 +1,4 @@
-"""Arrow record batches as bytes: packed batches, and packets of state changes.
+"""Arrow record batches as bytes: packed batches, and packets of state changes and of bad records.
 
 A **packed batch** is one value of a binary column, or one value in Kafka or a database, which Spark and Kafka
 pass on without looking into it. There are two forms, both in Arrow's IPC format:
@@ -15,28 +15,32 @@ stream    the schema, then a record batch    in what is stored: packets, pending
 Both ends of a message know its schema, so it is smaller and cheaper to read. A stream may be read by a later
 version, which finds the schema in it. Stored streams must stay readable, so their bytes must not change.
 
-A **packet** carries state changes of one shard from the operator to the sink, in a reserved column of the
-rows, which cannot be mistaken for data, and to which the ``topic`` option does not apply::
+A **packet** goes to the sink in a reserved column of the rows, which cannot be mistaken for data, and to
+which the ``topic`` option does not apply. It carries state changes of one shard of an operator (`Packet`), or
+records that a reading task could not decode (`BadRecords`)::
 
-    length of header (4 bytes, big endian) │ header (JSON) │ packed batch: key, value (null = tombstone)
+    length of header (4 bytes, big endian) │ header (JSON) │ packed batch
 
-The packed batch is a stream. The last packet of a shard has none; it carries the report of the shard, by
-which the sink detects lost packets.
+The packed batch is a stream. The last packet of a shard or a reading task has none; it carries the report, by
+which the commit detects lost packets.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
-from kafka_eos_source.errors import InvalidRecordError, StateError
-from kafka_eos_source.model import ShardReport, TopicPartition
+from kafka_eos_source.errors import InvalidRecordError, StateError, UnavailableError
+from kafka_eos_source.model import ReadTask, ShardReport, TopicPartition
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Arrow needs buffers that begin at a multiple of this address; packed batches are padded to it.
@@ -156,9 +160,9 @@ def _damaged(where: str, size_bytes: int, error: Exception) -> InvalidRecordErro
     )
 
 
-# -- packets of state changes ---------------------------------------------------------------------------
+# -- packets ----------------------------------------------------------------------------------------------
 
-#: Name of the reserved column in an operator's result. Its type is binary.
+#: Name of the reserved column of packets. Its type is binary.
 CHANGELOG = "__kafka_eos_changelog"
 
 _VERSION = 1
@@ -167,7 +171,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet. Its changes are still packed.
+    """One packet of state changes, which are still packed.
 
     Attributes:
         tp: partition of the changelog.
@@ -189,11 +193,46 @@ class Packet:
         Raises:
             StateError: if the changes are damaged.
         """
-        if self.changes.nbytes:
-            try:
-                yield from unpack_stream(self.changes, f"column {CHANGELOG!r}")
-            except InvalidRecordError as error:
-                raise StateError(error.message, error.fix) from error
+        return _batches(self.changes)
+
+
+@dataclass(frozen=True)
+class BadRecords:
+    """One packet of bad records, which are still packed.
+
+    Attributes:
+        task: the reading task.
+        task_attempt_id: id of its attempt that created the packet (UUID, hex).
+        number: number of this packet in the attempt, from 0.
+        total: number of packets of the attempt; only its last packet, which has no records, says it.
+        records: an Arrow IPC stream; empty if the packet has no records.
+    """
+
+    task: ReadTask
+    task_attempt_id: str
+    number: int
+    total: int | None
+    records: memoryview
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yields the records, with the schema `spark.arrow.BAD_RECORDS`.
+
+        Raises:
+            StateError: if the packet is damaged.
+        """
+        return _batches(self.records)
+
+    def without_records(self) -> pa.Buffer:
+        """Returns the packet without its records, which still shows that they have arrived."""
+        return pa.py_buffer(_head_of_read(self.task, self.task_attempt_id, self.number, self.total))
+
+
+def _batches(stream: memoryview) -> Iterator[pa.RecordBatch]:
+    if stream.nbytes:
+        try:
+            yield from unpack_stream(stream, f"column {CHANGELOG!r}")
+        except InvalidRecordError as error:
+            raise StateError(error.message, error.fix) from error
 
 
 def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
@@ -213,13 +252,45 @@ def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iter
     yield pa.py_buffer(_head(report, number, done))
 
 
-def packets(column: pa.BinaryArray) -> Iterator[Packet]:
+#: Approximate size of the records in a packet, in bytes. Spark holds a packet in memory as one row.
+_PACKET_BYTES = 2 << 20
+
+
+class BadRecordsOfTask:
+    """Packs the bad records of one attempt of a reading task.
+
+    Attributes:
+        is_reported: whether the report was made.
+
+    Args:
+        task: the reading task.
+    """
+
+    def __init__(self, task: ReadTask) -> None:
+        self._task = task
+        self._attempt = uuid.uuid4().hex
+        self._number = 0
+        self.is_reported = False
+
+    def packets(self, records: pa.RecordBatch) -> Iterator[pa.Buffer]:
+        """Packs records with the schema `spark.arrow.BAD_RECORDS`, of which there is at least one."""
+        for each in slices(records, _PACKET_BYTES):
+            yield pack_stream(each, _head_of_read(self._task, self._attempt, self._number, None))
+            self._number += 1
+
+    def report(self) -> pa.Buffer:
+        """Returns the last packet, which says how many there are. Call it once, after all records."""
+        self.is_reported = True
+        return pa.py_buffer(_head_of_read(self._task, self._attempt, self._number, self._number + 1))
+
+
+def packets(column: pa.BinaryArray) -> Iterator[Packet | BadRecords]:
     """Reads the packets in a column. Raises: StateError: as `unpack`."""
     return (unpack_packet(memoryview(each)) for each in values(column))
 
 
 def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """Returns the data rows of a batch, and the packets of an operator before this one."""
+    """Returns the data rows of a batch, and the packets of the steps before this one."""
     if CHANGELOG not in batch.schema.names:
         return batch, pa.array([], pa.binary())
     packets = batch.column(CHANGELOG)
@@ -229,7 +300,95 @@ def split_packets(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
     ), packets.drop_null()
 
 
-def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
+class WaitingPackets:
+    """Packets that wait until a step has processed the rows among them; many wait in a temporary file.
+
+    There may be as many as a micro-batch has records: all are bad if somebody declares a wrong schema.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[pa.Array] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
+
+    def append(self, packets: pa.Array) -> None:
+        """Adds packets, which may be none.
+
+        Raises:
+            UnavailableError: if the temporary folder is full or not writable.
+        """
+        if not len(packets):
+            return
+        self._held.append(packets.cast(pa.binary()))
+        self._bytes += self._held[-1].nbytes
+        if self._bytes < _MOST_WAITING_BYTES:
+            return
+        with _temporary_file():
+            if self._writer is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  `taken` closes it, and it has no name
+                self._writer = pa.ipc.new_stream(self._file, _WAITING)
+            for each in self._held:
+                self._writer.write_batch(pa.RecordBatch.from_arrays([each], schema=_WAITING))
+        self._held, self._bytes = [], 0
+
+    def taken(self) -> Iterator[pa.Array]:
+        """Yields the packets, which then wait no longer; in any order.
+
+        Raises:
+            UnavailableError: if the temporary file cannot be read.
+        """
+        if self._file is not None:
+            file, writer, self._file, self._writer = self._file, self._writer, None, None
+            with _temporary_file():
+                assert writer is not None
+                writer.close()
+                file.seek(0)
+                reader = pa.ipc.open_stream(file)
+            while True:
+                with _temporary_file():
+                    batch = next(reader, None)
+                if batch is None:
+                    break
+                yield batch.column(0)
+            file.close()
+        while self._held:
+            yield self._held.pop(0)
+        self._bytes = 0
+
+
+_WAITING = pa.schema([pa.field(CHANGELOG, pa.binary())])
+#: Packets that wait in memory.
+_MOST_WAITING_BYTES = 32 << 20
+
+
+@contextmanager
+def _temporary_file() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"the temporary folder {tempfile.gettempdir()!r} cannot hold the packets of a micro-batch: "
+            f"{error}.",
+            fix="free space there, set the environment variable TMPDIR of the executors to a larger folder, "
+            "or set maxOffsetsPerTrigger on the source; then restart the query.",
+        ) from error
+
+
+def with_packets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns data rows with the column of packets, which is null in them."""
+    return batch.append_column(CHANGELOG, pa.nulls(batch.num_rows, pa.binary()))
+
+
+def rows_of_packets(packets: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns packets as rows whose other columns, those of a schema, are null."""
+    nulls = [pa.nulls(len(packets), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(
+        [*nulls, packets.cast(pa.binary())], schema=schema.append(pa.field(CHANGELOG, pa.binary()))
+    )
+
+
+def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet | BadRecords:
     """Reads a packet.
 
     Raises:
@@ -240,6 +399,11 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
         (length,) = _LENGTH.unpack_from(view)
         header = parse_json(bytes(view[4 : 4 + length]))
         version = header["v"]
+        if version == _VERSION and "plan" in header:
+            task = ReadTask(*(header[key] for key in ("frame", "plan", "task", "tasks")))
+            return BadRecords(
+                task, header["attempt"], header["number"], header.get("total"), view[4 + length :]
+            )
         if version == _VERSION:
             tp = TopicPartition(header["topic"], header["shard"])
             return Packet(
@@ -251,8 +415,9 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
             )
     except (*SHAPE_ERRORS, struct.error) as error:
         raise StateError(
-            f"column {CHANGELOG!r} holds a value that no operator wrote ({error!r}): {bytes(view[:64])!r}.",
-            fix=f"pass the column {CHANGELOG!r} on exactly as the operator returned it.",
+            f"column {CHANGELOG!r} holds a value that no operator or read wrote ({error!r}): "
+            f"{bytes(view[:64])!r}.",
+            fix=f"pass the column {CHANGELOG!r} on exactly as the frame has it.",
         ) from error
     raise StateError(
         f"column {CHANGELOG!r} has version {version}, but this sink reads version {_VERSION}.",
@@ -260,8 +425,22 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet:
     )
 
 
+def _head_of_read(task: ReadTask, attempt: str, number: int, total: int | None) -> bytes:
+    header: dict[str, object] = {
+        "v": _VERSION,
+        "frame": task.frame,
+        "plan": task.plan,
+        "task": task.task,
+        "tasks": task.tasks,
+        "attempt": attempt,
+        "number": number,
+        **({} if total is None else {"total": total}),
+    }
+    return _with_length(header)
+
+
 def _head(report: ShardReport, number: int, done: ShardReport | None) -> bytes:
-    header = {
+    header: dict[str, object] = {
         "v": _VERSION,
         "topic": report.tp.topic,
         "shard": report.tp.partition,
@@ -269,6 +448,10 @@ def _head(report: ShardReport, number: int, done: ShardReport | None) -> bytes:
         "number": number,
         **({} if done is None else {"report": _fields(done)}),
     }
+    return _with_length(header)
+
+
+def _with_length(header: dict[str, object]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     return _LENGTH.pack(len(text)) + text
 

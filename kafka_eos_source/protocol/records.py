@@ -64,6 +64,9 @@ ALL = (
     VALUE_BYTES,
 )
 
+#: Class of the error of records that could not be decoded or encoded.
+UNDECODABLE = "UndecodableRecord"
+
 #: The letter holds the record that the query read, because the query marked its row as invalid.
 INPUT = "input"
 #: The letter holds a row of the query's output, which cannot become a record of the output topic.

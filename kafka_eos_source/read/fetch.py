@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of rows in an Arrow batch. Larger batches were not faster; smaller ones cost Spark more per
-#: row.
-BATCH_ROWS = 10_000
+#: Maximum number of rows in an Arrow batch: as many small messages as one answer of a broker has, usually.
+#: Larger batches were not faster; smaller ones cost Spark more per row.
+BATCH_ROWS = 20_000
 
 #: A batch is full when its values reach this many bytes. It may exceed this by one message.
 BATCH_BYTES = 16 << 20
 
 #: Messages of two takes in one batch would have to be copied. So a batch ends with a take if it has this many
-#: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy.
-ENOUGH_ROWS, ENOUGH_BYTES = BATCH_ROWS // 2, 1 << 20
+#: rows, or values of this many bytes: Spark's cost per batch is then small beside that of the copy. A take of
+#: more than `BATCH_ROWS` is divided into equal parts, so that no small rest of it begins the next batch.
+ENOUGH_ROWS, ENOUGH_BYTES = 5_000, 1 << 20
 
 #: Longest wait for messages. Between two waits, the task checks its timeout.
 WAIT_SECONDS = 0.5
@@ -154,14 +155,18 @@ class Reading:
         )  # excludes the time that Spark took
         runs: list[Run] = []
         rows = size_bytes = 0
-        while not self.done and rows < BATCH_ROWS and size_bytes < BATCH_BYTES:
+        most_rows = BATCH_ROWS
+        while not self.done and rows < most_rows and size_bytes < BATCH_BYTES:
             if not self._left:
                 if rows >= ENOUGH_ROWS or size_bytes >= ENOUGH_BYTES:
                     break
                 self._left.extend(self._take())
                 continue
             run = self._left.popleft()
-            count = run.messages.fitting(BATCH_ROWS - rows, BATCH_BYTES - size_bytes)
+            if not rows and len(run.messages) > BATCH_ROWS:
+                parts = -(-len(run.messages) // BATCH_ROWS)
+                most_rows = -(-len(run.messages) // parts)
+            count = run.messages.fitting(most_rows - rows, BATCH_BYTES - size_bytes)
             if count < len(run.messages):
                 self._left.appendleft(Run(run.tp, run.messages[count:], run.offsets[count:]))
                 run = Run(run.tp, run.messages[:count], run.offsets[:count])

@@ -28,7 +28,7 @@ def schema_of(options: ReadOptions) -> StructType:
         from kafka_eos_source.in_read.staged import staged_frame_schema
 
         assert isinstance(step, MapInRead)
-        return staged_frame_schema(step.rows, options.sink)
+        return staged_frame_schema(step.rows, options.sink, step.by)
     assert step is not None
     return step.schema
 
@@ -55,7 +55,7 @@ def task_read(options: ReadOptions) -> TaskRead:
             MOST_DECOMPRESSED: str(options.most_decompressed_bytes),
         },
         include_headers=options.include_headers,
-        columns=options.columns if step is None else step.columns.of_source,
+        columns=options.columns if step is None else step.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
         skip_damaged=options.skip_damaged,

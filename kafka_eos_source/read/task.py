@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from kafka_eos_source.model import OffsetRange, ShardRanges
+from kafka_eos_source.model import OffsetRange, ReadTask, ShardRanges
 from kafka_eos_source.read.fetch import ReadSettings, read_ranges
 
 if TYPE_CHECKING:
+    from kafka_eos_source.in_read.rows import RowsInRead
     from kafka_eos_source.in_read.step import MapInRead, StepInRead
     from kafka_eos_source.state.operator.in_read import OperatorInRead
     from kafka_eos_source.state.options import StateOptions
@@ -32,15 +33,26 @@ class TaskRead:
     step: StepInRead | None = None
     operator: StateOptions | None = None
 
-    def __call__(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-        """Returns Arrow batches for Spark; raises the errors of `read_ranges`."""
+    def __call__(
+        self, ranges: Sequence[OffsetRange], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Returns Arrow batches for Spark; raises the errors of `read_ranges`.
+
+        Args:
+            ranges: the ranges to read.
+            task: which task of the batch this is; needed if the step sets bad records aside.
+        """
         rows = read_ranges(self.settings, ranges)
         if self.step is None:
             return rows
-        return cast("MapInRead | AggregateInRead", self.step)(rows)
+        return cast("MapInRead | AggregateInRead | RowsInRead", self.step)(rows, task)
 
-    def shards(self, shards: Sequence[ShardRanges]) -> Iterator[pa.RecordBatch]:
+    def shards(self, shards: Sequence[ShardRanges], task: ReadTask | None = None) -> Iterator[pa.RecordBatch]:
         """Runs the stateful operator for shards, one after the other; returns Arrow batches for Spark.
+
+        Args:
+            shards: the shards, and the ranges of their records.
+            task: the task that reads shard 0, if the step sets bad records aside; others differ by the shard.
 
         Each batch begins with another shard: a process uploads one snapshot at a time, so that a later shard
         may find it busy.
@@ -49,12 +61,13 @@ class TaskRead:
 
         assert self.operator is not None
         step = cast("OperatorInRead", self.step)
-        task = running_task()
-        first = int(task.batch_id or 0) % len(shards) if task is not None else 0
+        running = running_task()
+        first = int(running.batch_id or 0) % len(shards) if running is not None else 0
         for shard, ranges in (*shards[first:], *shards[:first]):
-            yield from step.run(shard, read_ranges(self.settings, ranges), self.operator)
+            of_shard = None if task is None else replace(task, task=shard)
+            yield from step.run(shard, read_ranges(self.settings, ranges), self.operator, of_shard)
 
-    def mapped(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+    def mapped(self, ranges: Sequence[OffsetRange], task: ReadTask | None = None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function of `map_in_read`, for a task that stages them itself.
 
         A task without ranges, which only reports that nothing is left to read, does not call the function:
@@ -62,4 +75,4 @@ class TaskRead:
         """
         if not ranges:
             return iter(())
-        return cast("MapInRead", self.step).mapped(read_ranges(self.settings, ranges))
+        return cast("MapInRead", self.step).mapped(read_ranges(self.settings, ranges), task)

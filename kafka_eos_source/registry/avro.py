@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.native import load
 from kafka_eos_source.registry.avro_decode import Column, Kind, Program, compile_program
 from kafka_eos_source.registry.avro_encode import EncodeProgram, compile_encoder, derive
 
 # the module, as a function would take its name
 from kafka_eos_source.registry.avro_schema import parse, to_arrow
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 
 
 def arrow_type(schema: Schema) -> pa.DataType:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import inside
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.avro_schema import Field, Type, encode_default, is_struct_of_members, to_arrow
-from kafka_eos_source.registry.codec import inside
 
 
 class Op(IntEnum):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, inside
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside, zigzag
+from kafka_eos_source.registry.codec import Schema, zigzag
 from kafka_eos_source.runtime.json_input import parse_json
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})

@@ -1,4 +1,4 @@
-"""What a codec of one schema format offers, the choice of the codec, and the limits of what it makes.
+"""What a codec of one schema format offers, and the choice of the codec.
 
 A codec converts a column of bytes to a column of values, or back. Confluent's wire format puts a frame
 before each payload: a zero byte, the schema id (4 bytes, big endian), and, for Protobuf only, the path of
@@ -7,15 +7,14 @@ encoder puts `prefix` before each payload. Callers group messages by frame, beca
 frame share one writer schema.
 
 A record names its writer schema, so it can name any schema that anybody registered. Codecs therefore compile
-schemas within the limits below, in time that is linear in what they read, and refuse everything else with
-`InvalidSchemaError`. The limits count what a schema contains, and not seconds, so that a slow machine makes
-no record bad.
+schemas within the limits of `documents.converted`, in time that is linear in what they read, and refuse
+everything else with `InvalidSchemaError`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -23,19 +22,8 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-
-#: The most memory, in bytes, of the column that one call of a decoder or an encoder makes. A record of a few
-#: kilobytes can decode to gigabytes, and a batch has 10,000 records, so the limit is for the call. It is also
-#: the most that a single record can take.
-MOST_BYTES = 256 << 20
-
-#: The most columns of a reader schema, and the most types of a JSON Schema. A type counts at each place where
-#: it is used, because it becomes columns there.
-MAX_FIELDS = 20_000
-#: How deep types may be nested in each other. Arrow's and Spark's code for types is recursive.
-MAX_DEPTH = 64
-_LONGEST_PATH = 300
 
 SchemaFormat = Literal["AVRO", "PROTOBUF", "JSON"]
 
@@ -98,12 +86,6 @@ def _imports(schema: Schema, seen: set[tuple[str, bytes]]) -> Iterator[Reference
             yield each
 
 
-def inside(path: str, step: str) -> str:
-    """Returns the path of a field inside another, for errors; only the end of a long path."""
-    found = path + step
-    return found if len(found) <= _LONGEST_PATH else "…" + found[1 - _LONGEST_PATH :]
-
-
 def zigzag(number: int) -> bytes:
     """Returns a number as a zigzag varint, as Avro and Confluent's frames write it."""
     bits = number << 1 if number >= 0 else ((-number) << 1) - 1
@@ -123,30 +105,6 @@ def is_list(arrow_type: pa.DataType) -> bool:
     """Returns whether values of the type are arrays."""
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_kind(arrow_type) for is_kind in kinds)
-
-
-@dataclass(frozen=True)
-class Converted:
-    """A converted column, and the rows that could not be converted.
-
-    Attributes:
-        values: One value per row that was converted; null where the input is null or the row has an error.
-            If more would take too much memory, only the first rows were converted; none if the first row
-            alone takes too much.
-        errors: Message by row number, for rows that do not fit their schema.
-    """
-
-    values: pa.Array
-    errors: Mapping[int, str] = field(default_factory=dict)
-
-    def first(self, rows: int) -> Converted:
-        """Returns only the first rows."""
-        return self if rows >= len(self.values) else self.of(self.values.slice(0, rows), self.errors)
-
-    @classmethod
-    def of(cls, values: pa.Array, errors: Mapping[int, str]) -> Converted:
-        """Returns values with the errors of their rows, and without those of rows behind them."""
-        return cls(values, {row: text for row, text in errors.items() if row < len(values)})
 
 
 class Decoder(Protocol):
@@ -270,32 +228,3 @@ def _codec(kind: str) -> Any:
             f"a library for schemas of the format {kind} is not installed: {error}.",
             fix=f"pip install 'kafka-eos-source[{extra}]' on the driver and on every executor.",
         ) from error
-
-
-# -- limiting memory -----------------------------------------------------------------------------
-
-
-def slices(convert: Callable[[pa.Array], Converted], column: pa.Array, done: str) -> Iterator[Converted]:
-    """Converts a column, and yields what was converted slice by slice.
-
-    A record that takes too much memory by itself has an error.
-
-    Args:
-        convert: converts the first rows of a column, at most `MOST_BYTES` of them; none if the first row
-            alone takes more.
-        column: the column.
-        done: what happens to the records, for errors: "decoded" or "encoded".
-    """
-    at, rows = 0, len(column)
-    while True:
-        found = convert(column.slice(at, rows))
-        made = len(found.values)
-        if not made and at < len(column):
-            made = 1
-            text = f"the record takes more than {MOST_BYTES >> 20} MiB when it is {done}"
-            found = Converted(pa.nulls(1, found.values.type), {0: text})
-        yield found
-        at += made
-        rows = 2 * made  # codecs that cannot stop in the middle try again with fewer rows
-        if at >= len(column):
-            return

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
-from kafka_eos_source.registry.codec import Converted, Schema, SchemaFormat
+from kafka_eos_source.registry.codec import Schema, SchemaFormat
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import invalid_record, record_place
@@ -201,8 +203,6 @@ Mode = Literal["fail", "permissive"]
 
 #: Fields of what the permissive mode returns.
 VALUE, ERROR = "value", "error"
-#: Class of the error of dead letters of records that could not be decoded or encoded.
-UNDECODABLE = "UndecodableRecord"
 
 
 def from_registry(

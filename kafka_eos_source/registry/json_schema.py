@@ -19,8 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema, is_list
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema, is_list
 from kafka_eos_source.registry.json_schema_encode import JsonEncoder, check_key
 from kafka_eos_source.registry.json_schema_shapes import Kind, Shape, read_shape
 from kafka_eos_source.runtime.json_input import JsonError, parse_json, parse_json_fast, typed_parser

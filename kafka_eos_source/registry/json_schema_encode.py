@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, decoded_type, is_list
+from kafka_eos_source.registry.codec import decoded_type, is_list
 from kafka_eos_source.registry.json_schema_shapes import Kind, Shape
 from kafka_eos_source.runtime.json_input import JsonError, parse_json_fast
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, inside
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside
+from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.runtime.json_input import parse_json
 
 INSTALL = 'pip install "kafka-eos-source[jsonschema]"'

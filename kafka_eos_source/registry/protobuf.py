@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.protobuf_encode import MessageEncoder
 from kafka_eos_source.registry.protobuf_program import (
     COLUMN,

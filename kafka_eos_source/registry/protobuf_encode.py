@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, decoded_type, is_list
+from kafka_eos_source.registry.codec import decoded_type, is_list
 from kafka_eos_source.registry.protobuf_program import (
     ERROR,
     WIDTHS,

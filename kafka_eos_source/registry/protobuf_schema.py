@@ -30,8 +30,9 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kafka_eos_source.documents.converted import inside
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RetriableError
-from kafka_eos_source.registry.codec import Schema, inside
+from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.protobuf_tree import KINDS
 
 _INSTALL = 'pip install "kafka-eos-source[protobuf]"'

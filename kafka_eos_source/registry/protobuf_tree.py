@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, inside
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.registry.codec import MAX_DEPTH, MAX_FIELDS, Schema, inside, is_list
+from kafka_eos_source.registry.codec import Schema, is_list
 
 #: The field of a message without fields, because Spark has no empty structs. Spark uses this name, too.
 EMPTY_FIELD = "__dummy_field_in_empty_struct"

@@ -48,10 +48,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted, slices
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import catalog
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Decoder, Encoder, Schema, slices, zigzag
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema, zigzag
 
 #: Length of magic byte and schema id.
 HEADER_BYTES = 5

@@ -1,4 +1,7 @@
-"""Parses JSON that other programs wrote. No other module of the package calls a JSON parser."""
+"""Parses JSON that other programs wrote.
+
+No other module of the package parses JSON, except `documents.decode`, for documents with a declared schema.
+"""
 
 from __future__ import annotations
 

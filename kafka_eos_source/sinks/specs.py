@@ -75,7 +75,7 @@ TYPES: dict[str, SinkType] = {
     "sql": SinkType(
         "kafka_eos_source.sinks.sql:SqlSink",
         "A table of Postgres, MySQL, MariaDB, SQLite or another database ([sink-sql.md](sink-sql.md)).",
-        "sql",
+        "database",
         "sqlalchemy",
     ),
     "http": SinkType(

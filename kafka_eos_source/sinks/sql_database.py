@@ -35,7 +35,7 @@ def sqlalchemy() -> Any:
     Raises:
         InvalidOptionError: if it is not installed.
     """
-    return require("sqlalchemy", "sql")
+    return require("sqlalchemy", "database")
 
 
 def sql_type(arrow: pa.DataType, *, key: bool) -> Any:
@@ -49,7 +49,7 @@ def sql_type(arrow: pa.DataType, *, key: bool) -> Any:
         InvalidSchemaError: if no SQL type can.
     """
     sa = sqlalchemy()
-    mysql = require("sqlalchemy.dialects.mysql", "sql")
+    mysql = require("sqlalchemy.dialects.mysql", "database")
     t = pa.types
     if t.is_boolean(arrow):
         return sa.Boolean()
@@ -562,13 +562,13 @@ def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[st
     """Returns the upsert statement of the database; None if this module does not know one."""
     dialect = connection.dialect.name
     if dialect in ("postgresql", "sqlite"):
-        insert = require(f"sqlalchemy.dialects.{dialect}", "sql").insert(table)
+        insert = require(f"sqlalchemy.dialects.{dialect}", "database").insert(table)
         changes = {name: insert.excluded[name] for name in names if name not in keys}
         if changes:
             return insert.on_conflict_do_update(index_elements=list(keys), set_=changes)
         return insert.on_conflict_do_nothing(index_elements=list(keys))
     if dialect in ("mysql", "mariadb"):
-        insert = require("sqlalchemy.dialects.mysql", "sql").insert(table)
+        insert = require("sqlalchemy.dialects.mysql", "database").insert(table)
         changed = [name for name in names if name not in keys] or list(keys)
         return insert.on_duplicate_key_update({name: insert.inserted[name] for name in changed})
     return None

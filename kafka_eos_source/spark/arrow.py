@@ -1,8 +1,9 @@
-"""Arrow schemas of the source and of staged rows, and how a batch gets the types of a schema."""
+"""Arrow schemas of the source and of staged rows, and functions on batches that keep schema and packets."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 import pyarrow as pa
@@ -11,11 +12,33 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.protocol.packing import (
+    WaitingPackets,
+    rows_of_packets,
+    split_packets,
+    with_packets,
+)
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
 HEADERS_ARROW = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
-#: Staged column with state changes of operators (`CHANGELOG` in the frame).
+#: Bad records in packets (`protocol.packing.BadRecords`): what was read, where, and the class and the text of
+#: the error. The names are those of the source's columns and of `schema.INVALID_TYPE`.
+BAD_RECORDS = pa.schema(
+    [
+        pa.field(KEY, pa.binary()),
+        pa.field(VALUE, pa.binary()),
+        pa.field(HEADERS, HEADERS_ARROW),
+        pa.field("error", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field(TOPIC, pa.string()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+#: Staged column with packets (`CHANGELOG` in the frame).
 CHANGES = "changelog"
 
 #: Column of staged parts with sealed record batches (`stage.staging`); the other columns of such a row are
@@ -45,8 +68,7 @@ def read_arrow_schema(include_headers: bool, columns: tuple[str, ...] | None = N
 
 
 #: Schema of staged rows. ``timestamp`` is in ms since 1970; null = the time at which the record is sent. A
-#: row with a ``changelog`` is a packet of an operator's state changes (`protocol.packing`), and its other
-#: columns are null.
+#: row with a ``changelog`` is a packet (`protocol.packing`), and its other columns are null.
 STAGED_ARROW = pa.schema(
     [
         pa.field(KEY, pa.binary()),
@@ -112,3 +134,37 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch
                 fix="cast the column where the batch is made, or correct the schema.",
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def past_packets(
+    function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Returns a function on Arrow batches that sees the rows without packets; the packets pass it unchanged.
+
+    Args:
+        function: takes the rows without the column `CHANGELOG`. It need not read all of them.
+        schema: schema of the rows that it returns. The rows of the result have the column in addition.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting = WaitingPackets()
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                data, packets = split_packets(batch)
+                waiting.append(packets)
+                if data.num_rows:
+                    yield data
+
+        def passed() -> Iterator[pa.RecordBatch]:
+            return (rows_of_packets(each, schema) for each in waiting.taken())
+
+        given = rows()
+        for batch in function(given):
+            yield with_packets(fit(batch, schema, "the function of mapInArrow returned"))
+            yield from passed()
+        for _ in given:  # the function may have stopped early
+            yield from passed()
+        yield from passed()
+
+    return run

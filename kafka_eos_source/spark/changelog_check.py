@@ -1,10 +1,12 @@
-"""Finds, before a query starts, a step between an operator and the sink that loses state changes.
+"""Finds, before a query starts, a step between a sender of packets and the sink that loses packets.
+
+Senders are stateful operators, and reads that set bad records aside (`spark.packet_senders`).
 
 The methods of `spark.operator_frame` cannot see every step: a query may pass through a temporary view, or
 through a function that uses Spark's own frame. This module reads the whole plan instead: Spark's analysed
 plan through the JVM, or with Spark Connect the plan that the client sends. On Connect, what the server alone
 knows, such as the plan of a view, stays unseen. The sink then finds the loss in the first micro-batch
-(``KAFKA_EOS.STATE_LOST``), before it sends anything to Kafka.
+(``KAFKA_EOS.STATE_LOST``, ``KAFKA_EOS.STAGED_READ``), before it sends anything to Kafka.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pyspark.errors import PySparkException
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,6 +40,7 @@ class Step:
         merges: whether its tasks are numbered in another way than those of its inputs (``coalesce``).
         is_union: whether it puts the tasks of its inputs one after the other.
         is_operator: whether it runs an operator in the task of each shard.
+        only_bad_records: whether the packets in its result have no state changes.
     """
 
     name: str
@@ -48,17 +52,18 @@ class Step:
     merges: bool = False
     is_union: bool = False
     is_operator: bool = False
+    only_bad_records: bool = False
 
 
 def check_changelog(frame: DataFrame) -> None:
-    """Checks that a query passes the state changes of all its operators to the sink.
+    """Checks that a query passes all packets to the sink: state changes of operators, and bad records.
 
     Args:
         frame: the frame that is going to be written, with or without an operator.
 
     Raises:
-        InvalidSchemaError: if a step drops the column `CHANGELOG` or rows with state changes, or moves the
-            shards of an operator to other tasks.
+        InvalidSchemaError: if a step drops the column `CHANGELOG` or rows with packets, or moves the shards
+            of an operator to other tasks.
     """
     check_steps(_plan(frame))
 
@@ -75,7 +80,8 @@ def check_generators(frame: DataFrame, step: str) -> None:
     node = None if jdf is None else jdf.queryExecution().analyzed()
     while node is not None and node_kind(node) in ("Project", "Generate"):
         if node_kind(node) == "Generate" and not node.outer():
-            raise _lost(step, _EXPLODES)
+            only_bad_records = ONLY_BAD_RECORDS in (frame.schema[CHANGELOG].metadata or {})
+            raise _lost(step, _EXPLODES, only_bad_records=only_bad_records)
         node = node.child()
 
 
@@ -86,12 +92,14 @@ def check_steps(step: Step) -> None:
     holders = [at for at, each in enumerate(step.inputs) if each.has_changes]
     if not holders:
         return
-    if step.drops:
-        raise _lost(step.name, step.drops)
-    if step.needs is not None and not step.needs.issuperset(holders):
-        raise _lost(step.name, "drops or repeats rows with state changes, whose other columns are null")
-    if not step.has_changes:
-        raise _lost(step.name, f"drops the column {CHANGELOG!r}")
+    only_bad_records = all(step.inputs[at].only_bad_records for at in holders)
+    why = step.drops
+    if not why and step.needs is not None and not step.needs.issuperset(holders):
+        why = "drops or repeats rows with state changes, whose other columns are null"
+    if not why and not step.has_changes:
+        why = f"drops the column {CHANGELOG!r}"
+    if why:
+        raise _lost(step.name, why, only_bad_records=only_bad_records)
     moved = step.inputs[1:] if step.is_union else step.inputs if step.merges else ()
     if any(_runs_operator(each) for each in moved):
         raise InvalidSchemaError(
@@ -120,7 +128,22 @@ _FIXES = {
 }
 
 
-def _lost(step: str, why: str) -> InvalidSchemaError:
+def _lost(step: str, why: str, *, only_bad_records: bool = False) -> InvalidSchemaError:
+    if only_bad_records:
+        what = why.replace("state changes", "bad records")
+        keeping = {
+            _EXPLODES: "use explode_outer() and then where()",
+            _DROPS_ROWS: "do this in a query that reads the output topic",
+        }.get(
+            why,
+            "use select(), where() and the other methods of the frame that was read, which keep them; in SQL "
+            f"of Spark, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'",
+        )
+        return InvalidSchemaError(
+            f"{step} after a read with on_bad='dead-letter' {what}. The sink keeps bad records as dead "
+            "letters, and needs all of them.",
+            fix=f"{keeping}; or read with on_bad='fail' or 'null'.",
+        )
     return InvalidSchemaError(
         f"{step} after a stateful operator {why}. The sink commits the state changes of the operator with "
         "its result, and needs all of them.",
@@ -136,7 +159,7 @@ def _plan(frame: DataFrame) -> Step:
     found: Any = frame
     if hasattr(found, "_jdf"):
         return _of_jvm(found._jdf.queryExecution().analyzed())
-    return _OfConnect(found._session.client).step(found._plan.to_proto(found._session.client).root)
+    return _OfConnect(found._session.client).step(found._plan.plan(found._session.client))
 
 
 # ------------------------------------------------------------------ the plan of a classic session
@@ -165,6 +188,14 @@ _NAMES = {
     "Project": "select() or withColumn()",
     "Union": "union()",
 }
+
+
+def name_of_step(kind: str) -> str:
+    """Returns what the user wrote for a kind of node, of either kind of session; else the kind itself."""
+    for names in (_FEWER_ROWS, _NAMES, _FEWER_ROWS_CONNECT, _NAMES_CONNECT, _OTHER_STEPS):
+        if kind in names:
+            return names[kind]
+    return kind
 
 
 def node_kind(node: Any) -> str:
@@ -202,7 +233,16 @@ def _of_jvm(node: Any) -> Step:
     elif kind == "MapInArrow":
         more = {"is_operator": _takes_shards(node)}
     more.setdefault("shuffles", kind == "RepartitionByExpression")
-    return Step(name, _has_changes(node, names), inputs, is_union=kind == "Union", **more)
+    packets = [each for each in elements(node.output()) if each.name() == CHANGELOG]
+    only_bad = bool(packets) and all(ONLY_BAD_RECORDS in str(each.metadata().json()) for each in packets)
+    return Step(
+        name,
+        _has_changes(node, names),
+        inputs,
+        is_union=kind == "Union",
+        only_bad_records=only_bad,
+        **more,
+    )
 
 
 def _has_changes(node: Any, names: Sequence[str]) -> bool:
@@ -281,6 +321,19 @@ _NAMES_CONNECT = {
     "map_partitions": "mapInArrow() or mapInPandas()",
     "with_columns": "withColumn()",
 }
+#: What users wrote for steps that keep each row.
+_OTHER_STEPS = {
+    "EventTimeWatermark": "withWatermark()",
+    "with_watermark": "withWatermark()",
+    "Generate": "explode()",
+    "Repartition": "repartition()",
+    "RepartitionByExpression": "repartition()",
+    "repartition": "repartition()",
+    "repartition_by_expression": "repartition()",
+    "View": "a view",
+    "sql": "spark.sql()",
+    "set_op": "union()",
+}
 _GENERATORS = "explode|posexplode|inline|stack|json_tuple"
 
 
@@ -337,6 +390,7 @@ class _OfConnect:
             inputs,
             is_union=is_union,
             is_operator=is_operator,
+            only_bad_records=self._only_bad_records(relation),
             **more,
         )
 
@@ -354,6 +408,11 @@ class _OfConnect:
     def _columns(self, relation: Any) -> list[str]:
         found = self._schema(relation)
         return [] if found is None else list(found.names)
+
+    def _only_bad_records(self, relation: Any) -> bool:
+        found = self._schema(relation)
+        packets = [] if found is None else [each for each in found.fields if each.name == CHANGELOG]
+        return bool(packets) and all(ONLY_BAD_RECORDS in (each.metadata or {}) for each in packets)
 
     def _is_packed(self, relation: Any, names: Sequence[str]) -> bool:
         return len(names) == 1 and CHANGELOG in str(self._schema(relation).fields[0].metadata)

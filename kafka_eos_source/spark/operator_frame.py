@@ -1,29 +1,29 @@
-"""The frame that a stateful operator returns: a DataFrame whose steps keep the operator's state changes.
+"""The frame of a stateful operator, or of a read that sets bad records aside: its steps keep all packets.
 
-An operator passes its state changes to the sink in rows of the frame. In such a row, only the column
-`CHANGELOG` has a value, a packet. In all other rows, this column is null. A step of Spark knows nothing of
-that: ``select("key")`` drops the column, and ``where("n > 1")`` drops the rows, in which ``n`` is null.
+An operator passes its state changes to the sink in rows of the frame, and a read with
+``on_bad="dead-letter"`` its bad records. In such a row, only the column `CHANGELOG` has a value, a packet. In
+all other rows, this column is null. A step of Spark knows nothing of that: ``select("key")`` drops the
+column, and ``where("n > 1")`` drops the rows, in which ``n`` is null.
 
-Therefore an operator returns a subclass of the session's DataFrame, classic or of Spark Connect. `METHODS`
-says of each public method of DataFrame what the subclass does with it. What a subclass cannot see, such as
+Therefore both return a subclass of the session's DataFrame, classic or of Spark Connect. `METHODS` says of
+each public method of DataFrame what the subclass does with it. What a subclass cannot see, such as
 ``spark.sql`` on a temporary view, `check_changelog` finds in the plan when the query starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, TypeAlias, TypeVar
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import BinaryType, DoubleType, FloatType, StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
-from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
 from kafka_eos_source.spark.schema import quoted
 
@@ -33,28 +33,46 @@ _T = TypeVar("_T")
 _BASE = "_kafka_eos_base"
 #: Attribute of a frame: number of tasks that run its operators after a shuffle; 0 = they run in the read.
 _TASKS = "_kafka_eos_tasks"
-#: Attribute of a frame: the stores of its operators.
-_STORES = "_kafka_eos_stores"
+#: Attribute of a frame: its `Senders`.
+_SENDERS = "_kafka_eos_senders"
 
 
-def operator_frame(frame: DataFrame, tasks: int = 0, stores: Sequence[str] = ()) -> DataFrame:
-    """Returns the same frame with methods that keep the rows and the column of its state changes.
+@dataclass(frozen=True)
+class Senders:
+    """What sends packets to the sink through a frame.
+
+    Attributes:
+        stores: names of the stores of its operators.
+        reads: ids of the frames that were read with ``on_bad="dead-letter"``.
+    """
+
+    stores: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    def __add__(self, other: Senders) -> Senders:
+        return Senders((*self.stores, *other.stores), (*self.reads, *other.reads))
+
+
+def operator_frame(frame: DataFrame, tasks: int = 0, senders: Senders | None = None) -> DataFrame:
+    """Returns the same frame with methods that keep the rows and the column of its packets.
 
     Args:
-        frame: the result of an operator, or of a step after it; it has the column `CHANGELOG`.
-        tasks: number of tasks that run the operator after a shuffle; 0 if it runs in the read.
-        stores: names of the stores of all operators whose state changes the frame has.
+        frame: the result of an operator, of a read that sets bad records aside, or of a step after it; it has
+            the column `CHANGELOG`.
+        tasks: number of tasks that run the operator after a shuffle; 0 if there is none, or it runs in the
+            read.
+        senders: all operators and reads whose packets the frame has.
     """
     plain = spark_frame(frame)
     made = _with_class(plain, _frame_class(_class_of(plain)))
     made.__dict__[_TASKS] = tasks
-    made.__dict__[_STORES] = tuple(stores)
+    made.__dict__[_SENDERS] = senders or Senders()
     return made
 
 
-def stores_of(frame: DataFrame) -> tuple[str, ...]:
-    """Returns the stores of the operators in a frame that an operator, or a step after it, returned."""
-    found: tuple[str, ...] = frame.__dict__.get(_STORES, ())
+def senders_of(frame: DataFrame) -> Senders:
+    """Returns what sends packets through a frame that an operator, a read, or a step after it returned."""
+    found: Senders = frame.__dict__.get(_SENDERS, Senders())
     return found
 
 
@@ -164,8 +182,8 @@ def _not_named(step: str, names: Iterable[object]) -> None:
     """Raises: InvalidSchemaError: if a step names the column with state changes."""
     if any(isinstance(name, str) and name.lower() == CHANGELOG for name in names):
         raise InvalidSchemaError(
-            f"{step}() names the column {CHANGELOG!r}, which carries the state changes of an operator to the "
-            "sink; no other step may change it.",
+            f"{step}() names the column {CHANGELOG!r}, which carries state changes of an operator, or bad "
+            "records, to the sink; no other step may change it.",
             fix="leave the column out: the frame keeps it, and the sink writes it to no topic and no table.",
         )
 
@@ -177,7 +195,7 @@ def _to_df(frame: DataFrame, *names: str) -> DataFrame:
 
 def _to(frame: DataFrame, schema: StructType) -> DataFrame:
     if isinstance(schema, StructType) and CHANGELOG not in schema.names:
-        schema = StructType([*schema.fields, StructField(CHANGELOG, BinaryType())])
+        schema = StructType([*schema.fields, frame.schema[CHANGELOG]])
     return frame.to(schema)
 
 
@@ -228,49 +246,8 @@ def _map_in_arrow(
     assert isinstance(rows, StructType)
     if CHANGELOG in rows.names:  # then the function passes the column on itself
         return frame.mapInArrow(func, rows, barrier, profile)
-    output = StructType([*rows.fields, StructField(CHANGELOG, BinaryType())])
+    output = StructType([*rows.fields, frame.schema[CHANGELOG]])
     return frame.mapInArrow(past_packets(func, arrow_schema(rows)), output, barrier, profile)
-
-
-def past_packets(
-    function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]], schema: pa.Schema
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function on Arrow batches that sees the rows without packets; the packets pass it unchanged.
-
-    Args:
-        function: takes the rows without the column `CHANGELOG`. It need not read all of them.
-        schema: schema of the rows that it returns. The rows of the result have the column in addition.
-    """
-    output = schema.append(pa.field(CHANGELOG, pa.binary()))
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[pa.Array] = []
-
-        def rows() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                data, packets = split_packets(batch)
-                if len(packets):
-                    found.append(packets)
-                if data.num_rows:
-                    yield data
-
-        def passed() -> Iterator[pa.RecordBatch]:
-            while found:
-                packets = found.pop(0)
-                nulls = [pa.nulls(len(packets), field.type) for field in schema]
-                yield pa.RecordBatch.from_arrays([*nulls, packets.cast(pa.binary())], schema=output)
-
-        given = rows()
-        for batch in function(given):
-            data = fit(batch, schema, "the function of mapInArrow returned")
-            nulls = pa.nulls(data.num_rows, pa.binary())
-            yield pa.RecordBatch.from_arrays([*data.columns, nulls], schema=output)
-            yield from passed()
-        for _ in given:  # the function may have stopped early
-            yield from passed()
-        yield from passed()
-
-    return run
 
 
 def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
@@ -282,7 +259,9 @@ def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFr
 
 def _group_by(frame: DataFrame, *columns: Any) -> Any:
     grouped = frame.groupBy(*columns)
-    return _with_class(grouped, _grouping_class(_class_of(grouped)))
+    made = _with_class(grouped, _grouping_class(_class_of(grouped)))
+    made.__dict__[_SENDERS] = senders_of(frame)
+    return made
 
 
 # ------------------------------------------------------------------ the table
@@ -428,7 +407,7 @@ def _frame_class(base: Any) -> type:
         if callable(getattr(base, name, None))
     }
     members[_BASE] = base
-    members["__doc__"] = "A DataFrame that carries the state changes of an operator, and keeps them."
+    members["__doc__"] = "A DataFrame that carries packets to the sink, and keeps them."
     members["__module__"] = __name__
     members["writeStream"] = property(_write_stream)
     return type("OperatorFrame", (base,), members)
@@ -436,7 +415,7 @@ def _frame_class(base: Any) -> type:
 
 def _method(name: str, of_spark: Any, rule: Rule) -> Callable[..., Any]:
     if isinstance(rule, Refused):
-        return wraps(of_spark)(_refusing(_lost(f"{name}()", rule.why, rule.fix)))
+        return wraps(of_spark)(_refusing(f"{name}()", rule))
 
     def step(self: DataFrame, *args: Any, **kwargs: Any) -> Any:
         plain = spark_frame(self)
@@ -451,16 +430,24 @@ def _method(name: str, of_spark: Any, rule: Rule) -> Callable[..., Any]:
         if isinstance(rule, Adapted) and rule.makes_rows:
             check_generators(result, f"{name}()")
         frames = [self, *(each for each in (*args, *kwargs.values()) if isinstance(each, DataFrame))]
-        stores = [store for each in frames for store in stores_of(each)]
-        if len(set(stores)) < len(stores):
-            raise _twice(f"{name}()", stores)
-        return operator_frame(result, sum(each.__dict__.get(_TASKS, 0) for each in frames), stores)
+        senders = sum(map(senders_of, frames), Senders())
+        if len(set(senders.stores)) < len(senders.stores) or len(set(senders.reads)) < len(senders.reads):
+            raise _twice(f"{name}()", senders)
+        return operator_frame(result, sum(each.__dict__.get(_TASKS, 0) for each in frames), senders)
 
     return wraps(of_spark)(step)
 
 
-def _twice(step: str, stores: Sequence[str]) -> InvalidSchemaError:
-    store = next(each for each in stores if stores.count(each) > 1)
+def _twice(step: str, senders: Senders) -> InvalidSchemaError:
+    store = next((each for each in senders.stores if senders.stores.count(each) > 1), None)
+    if store is None:
+        return InvalidSchemaError(
+            f"{step} has two frames that come from one read with on_bad='dead-letter'. Spark would read the "
+            "topics twice in each micro-batch, and the sink would get each bad record twice.",
+            fix="use the frame once: instead of a union of its parts, use one select() with F.when(…), or "
+            "mapInArrow, whose function may return several rows for one; or read each part with an "
+            "app.read(…) of its own, of which one has on_bad='dead-letter'.",
+        )
     return InvalidSchemaError(
         f"{step} has two frames with the operator of the store {store!r}. Spark would run the operator twice "
         "in each micro-batch.",
@@ -470,11 +457,18 @@ def _twice(step: str, stores: Sequence[str]) -> InvalidSchemaError:
     )
 
 
-def _refusing(error: InvalidSchemaError) -> Callable[..., Any]:
+def _refusing(step: str, rule: Refused) -> Callable[..., Any]:
     """Returns a method that raises an error."""
 
-    def refuse(_self: object, *_args: object, **_kwargs: object) -> None:
-        raise InvalidSchemaError(error.message, error.fix)
+    def refuse(self: Any, *_args: object, **_kwargs: object) -> None:
+        if senders_of(self).stores or not senders_of(self).reads:
+            raise _lost(step, rule.why, rule.fix)
+        why = rule.why.replace("state changes", "bad records")
+        raise InvalidSchemaError(
+            f"{step} after a read with on_bad='dead-letter' {why}. The sink keeps bad records as dead "
+            "letters, and needs all of them.",
+            fix="read with on_bad='fail' or 'null'; or do this in a query that reads the output topic.",
+        )
 
     return refuse
 
@@ -483,7 +477,7 @@ def _refusing(error: InvalidSchemaError) -> Callable[..., Any]:
 def _grouping_class(base: Any) -> type:
     """Returns the subclass of a GroupedData class, which only the operators of this package can use."""
     members: dict[str, Any] = {
-        name: _refusing(_lost(f"groupBy().{name}()", _AGGREGATES.why, _AGGREGATES.fix))
+        name: _refusing(f"groupBy().{name}()", _AGGREGATES)
         for name in dir(base)
         if not name.startswith("_") and callable(getattr(base, name))
     }

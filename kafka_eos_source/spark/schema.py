@@ -82,6 +82,10 @@ INVALID_TYPE = StructType(
     ]
 )
 
+#: Key in the metadata of the column of packets (`protocol.packing`) of a frame without stateful operators:
+#: the packets have only bad records of the source.
+ONLY_BAD_RECORDS = "kafka_eos.only_bad_records"
+
 #: Column with the place and time of the record from which a row was made, for its dead letter.
 ORIGIN = "kafka_eos_origin"
 ORIGIN_TYPE = StructType(
@@ -94,7 +98,8 @@ class SinkColumns:
     """Positions in the frame of the columns that the sink uses; None = the frame does not have the column.
 
     ``topic`` is also None if the option ``topic`` is set, because the option takes precedence. If the rows go
-    only to sinks outside Kafka, only ``changelog`` is set, and what dead letters need.
+    only to sinks outside Kafka, only ``changelog`` is set, and what dead letters need. ``only_bad_records``
+    says that no packet in the column ``changelog`` has state changes.
     """
 
     value: int | None
@@ -106,6 +111,7 @@ class SinkColumns:
     changelog: int | None = None
     invalid: int | None = None
     origin: int | None = None
+    only_bad_records: bool = False
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:
@@ -176,7 +182,12 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         changelog=position.get(CHANGELOG),
         invalid=_invalid(schema),
         origin=_origin(schema),
+        only_bad_records=_has_only_bad_records(schema, position.get(CHANGELOG)),
     )
+
+
+def _has_only_bad_records(schema: StructType, packets: int | None) -> bool:
+    return packets is not None and ONLY_BAD_RECORDS in (schema.fields[packets].metadata or {})
 
 
 def _invalid(schema: StructType) -> int | None:
@@ -265,6 +276,7 @@ def only_changelog(schema: StructType) -> SinkColumns:
         changelog=position,
         invalid=invalid,
         origin=_origin(schema),
+        only_bad_records=_has_only_bad_records(schema, position),
     )
 
 

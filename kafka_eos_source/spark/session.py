@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
@@ -26,6 +27,11 @@ _log = logging.getLogger(__name__)
 DAEMON_SETTING = "spark.python.daemon.module"
 #: Spark's setting for options of the driver's JVM; ``spark.driver.extraJavaOptions`` come after them.
 DRIVER_OPTIONS_SETTING = "spark.driver.defaultJavaOptions"
+#: HotSpot compiles a method after some thousand calls, and again with its second compiler after some more. In
+#: a Spark driver those are mostly methods of Spark's planner, which run a few times in each micro-batch: the
+#: compilers take more CPU time than they save for minutes. This waits for five times as many calls. Loops
+#: over rows reach them as well. Other JVMs ignore the option.
+COMPILER_OPTION = "-XX:CompileThresholdScaling=5"
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 #: Spark's setting (4.1 and later) for adaptive execution in streaming queries without Spark's own state.
 ADAPTIVE_SETTING = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -45,8 +51,31 @@ _BATCH_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_BATCH_ROWS = 256
 
 
+@dataclass(frozen=True)
+class SessionRules:
+    """Settings of a session on which the text of values depends.
+
+    Attributes:
+        time_zone: the time zone in which timestamps are shown and parsed.
+        is_ansi: whether SQL follows the ANSI standard (``spark.sql.ansi.enabled``).
+    """
+
+    time_zone: str
+    is_ansi: bool
+
+    @classmethod
+    def of(cls, session: SparkSession) -> SessionRules:
+        """Returns the settings of a session."""
+        return cls(time_zone(session), str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true")
+
+
+def time_zone(session: SparkSession) -> str:
+    """Returns the time zone in which a session shows and parses timestamps."""
+    return str(session.conf.get("spark.sql.session.timeZone"))
+
+
 def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
-    """Returns settings with which Spark starts its JVM and its Python workers faster.
+    """Returns settings with which Spark starts its JVM and its Python workers faster, and compiles less.
 
     Set them when the session is built: ``SparkSession.builder.config(map=recommended_settings())``, or with
     ``--conf`` or in ``spark-defaults.conf``; they have no effect on a session that runs already.
@@ -59,11 +88,12 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
     otherwise no Python worker of the session starts there. On Windows, Spark has no daemon and ignores the
     setting.
 
-    **The JVM of the driver.** If this host has an archive of Spark's classes, which ``kafka-eos doctor
-    --fix`` writes once, the JVM maps it into memory instead of loading each class from its jar
-    (`kafka_eos_source.spark.class_archive`). A JVM that cannot use the archive ignores it. The setting is
-    ``spark.driver.defaultJavaOptions``, so your ``spark.driver.extraJavaOptions`` still apply. A program that
-    ``spark-submit`` starts has its JVM already: pass the setting with ``--conf``.
+    **The JVM of the driver.** It compiles a method only after five times as many calls as by default, which
+    saves most of the compilers' time in the first minutes. If this host has an archive of Spark's classes,
+    which ``kafka-eos doctor --fix`` writes once, the JVM maps it into memory instead of loading each class
+    from its jar (`kafka_eos_source.spark.class_archive`). A JVM that cannot use the archive ignores it. The
+    setting is ``spark.driver.defaultJavaOptions``, so your ``spark.driver.extraJavaOptions`` still apply. A
+    program that ``spark-submit`` starts has its JVM already: pass the setting with ``--conf``.
 
     Args:
         small_rows: no row of the session has more than about 10 KiB. Spark then divides the rows that it
@@ -73,12 +103,14 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
             pass packed batches through Spark, which are rows of up to a megabyte.
 
     Returns:
-        One to three settings.
+        Two or three settings.
     """
-    found = {DAEMON_SETTING: "kafka_eos_source.spark.worker_daemon"}
     archive = class_archive.usable_archive()
-    if archive is not None:
-        found[DRIVER_OPTIONS_SETTING] = class_archive.java_options(archive)
+    of_archive = [] if archive is None else [class_archive.java_options(archive)]
+    found = {
+        DAEMON_SETTING: "kafka_eos_source.spark.worker_daemon",
+        DRIVER_OPTIONS_SETTING: " ".join([COMPILER_OPTION, *of_archive]),
+    }
     return {**found, BATCH_BYTES_SETTING: str(2**31 - 1)} if small_rows else found
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from kafka_eos_source.errors import StagedPartError, StateLostError
-from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TopicPartition
-from kafka_eos_source.protocol.packing import CHANGELOG, packets
+from kafka_eos_source.errors import StagedPartError, StagedReadError, StateLostError
+from kafka_eos_source.model import ReadPart, ShardPart, ShardReport, StagedPart, TopicPartition
+from kafka_eos_source.protocol.packing import CHANGELOG, Packet, packets
 from kafka_eos_source.spark.arrow import CHANGES, SEALED
+from kafka_eos_source.spark.packet_senders import READ, sender_of_read
 from kafka_eos_source.spark.schema import PARTITION
 from kafka_eos_source.stage.files import RESTART, LocalCopies, StagingFolder
 from kafka_eos_source.stage.staging import is_sealed, records_in
@@ -50,6 +52,7 @@ class StagedRows:
         self.end_digest = ""
         self._parts = VerifiedParts(folder, batch, parts)
         carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
+        carriers += sum(len(read.packets) for part in parts for read in part.reads)
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
         self.changelog_rows = changes
         self.rows = sum(part.rows for part in parts) - carriers + changes
@@ -80,8 +83,9 @@ class StagedRows:
         for each in self._parts.batches(with_changes=True):
             if each.column(CHANGES).null_count == 0:
                 for packet in packets(each.column(CHANGES)):
-                    for batch in packet.batches():
-                        yield packet.tp, _of_partition(batch, packet.tp.partition)
+                    if isinstance(packet, Packet):
+                        for batch in packet.batches():
+                            yield packet.tp, _of_partition(batch, packet.tp.partition)
         for shard in self.shards:
             if shard.records:
                 key = Owner(shard.application_id, shard.store, shard.shards).key
@@ -159,7 +163,7 @@ def _check_rows(found: pa.Buffer, part: StagedPart, batch: str) -> None:
         )
 
 
-def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[ShardReport, ...]:
+def reports(parts: Collection[StagedPart], query_id: str, batch_id: int) -> tuple[ShardReport, ...]:
     """Returns the report of each shard of each operator of the batch, sorted by changelog partition.
 
     State changes travel as rows of the frame. So a filter or a projection after the operator can drop them,
@@ -181,10 +185,10 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
     ran: set[str] = set()
     for part in parts:
         carried = carried or part.shards is not None
-        ran.update(part.operators)
+        ran.update(each for each in part.senders if not each.startswith(READ))
         for shard in part.shards or ():
             found.setdefault(shard.tp, []).append(shard)
-    if carried and not found:
+    if carried and not found and not any(part.reads for part in parts):
         raise _state_lost(
             "no shard of the operator sent a report",
             batch_id,
@@ -201,6 +205,75 @@ def reports(parts: Iterable[StagedPart], query_id: str, batch_id: int) -> tuple[
     for topic in {tp.topic for tp in whole}:
         _check_all_reported([report for tp, report in whole.items() if tp.topic == topic])
     return tuple(_with_common_event_time(list(whole.values())))
+
+
+def check_reads(parts: Iterable[StagedPart], batch_id: int) -> None:
+    """Checks that all packets of the batch's reading tasks have arrived, each once (`in_read.bad_records`).
+
+    Bad records travel as rows of the frame, like state changes. Each reading task sends a report at least, so
+    that a lost packet is noticed although most batches have no bad record.
+
+    Raises:
+        StagedReadError: if a step of the query dropped or doubled packets.
+        StagedPartError: if packets come from two attempts of a task.
+    """
+    found: dict[str, list[ReadPart]] = {}
+    ran: set[str] = set()
+    for part in parts:
+        ran.update(each for each in part.senders if each.startswith(READ))
+        for each in part.reads:
+            found.setdefault(each.task.frame, []).append(each)
+    if ran - set(map(sender_of_read, found)):
+        raise _bad_records_lost("reading tasks ran, but nothing that they sent reached the sink", batch_id)
+    for pieces in found.values():
+        _check_read(pieces, batch_id)
+
+
+def _check_read(pieces: Sequence[ReadPart], batch_id: int) -> None:
+    """Checks the packets of one read."""
+    if len({piece.task.plan for piece in pieces}) > 1:
+        raise StagedReadError(
+            f"bad records of batch {batch_id} are doubled: the query uses a frame that was read with "
+            "on_bad='dead-letter' more than once, for example in a union with itself, and Spark reads it for "
+            "each use.",
+            fix="use the frame once: instead of a union of its parts, use one select() with F.when(…), or "
+            "map_in_read, whose function may return several rows for one. Nothing was sent to Kafka.",
+        )
+    by_task: dict[int, list[ReadPart]] = {}
+    for piece in pieces:
+        by_task.setdefault(piece.task.task, []).append(piece)
+    missing = sorted(set(range(pieces[0].task.tasks)) - set(by_task))
+    if missing:
+        raise _bad_records_lost(
+            f"{len(missing)} of {pieces[0].task.tasks} reading tasks sent nothing (the first is task "
+            f"{missing[0]})",
+            batch_id,
+        )
+    for number, of_task in by_task.items():
+        if len({piece.task_attempt_id for piece in of_task}) > 1:
+            raise StagedPartError(
+                f"bad records of batch {batch_id} come from several attempts of reading task {number}; "
+                "expected one. Spark ran the task again after the sink had read some of its rows.",
+                fix="restart the query, which repeats the batch. Nothing was sent to Kafka.",
+            )
+        total = next((piece.total for piece in of_task if piece.total is not None), None)
+        arrived = Counter(packet for piece in of_task for packet in piece.packets)
+        if total is None or arrived != Counter(range(total)):
+            raise _bad_records_lost(
+                f"{arrived.total()} packets of reading task {number} reached the sink; expected "
+                f"{'its report too' if total is None else total}",
+                batch_id,
+            )
+
+
+def _bad_records_lost(what: str, batch_id: int) -> StagedReadError:
+    return StagedReadError(
+        f"bad records of batch {batch_id} are lost or doubled: {what}. A step between the read with "
+        f"on_bad='dead-letter' and the sink dropped their rows, or the column {CHANGELOG!r}.",
+        fix="use select(), where() and the other methods of the frame that was read, which keep them; in SQL "
+        f"of Spark, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'. Nothing "
+        "was sent to Kafka.",
+    )
 
 
 def batch_of(report: ShardReport, end_digest: str) -> BatchRecord:

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.in_read.bad_records import bad_record
 from kafka_eos_source.model import StagedPart, TaskFigures
-from kafka_eos_source.protocol import records
-from kafka_eos_source.spark.arrow import CHANGES, HEADERS_ARROW, STAGED_ARROW
+from kafka_eos_source.protocol import packing, records
+from kafka_eos_source.spark.arrow import BAD_RECORDS, CHANGES, HEADERS_ARROW, STAGED_ARROW
 from kafka_eos_source.spark.schema import (
     HEADERS,
     INVALID,
@@ -66,7 +67,9 @@ def staged_schema(columns: SinkColumns) -> pa.Schema:
 def from_batches(
     batches: Iterable[pa.RecordBatch], columns: SinkColumns, invalid: InvalidRows | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Converts Spark's Arrow batches to staged batches; packets of state changes get separate batches.
+    """Converts Spark's Arrow batches to staged batches; packets get separate batches.
+
+    Bad records in packets become invalid rows.
 
     Args:
         batches: batches with the columns of the frame.
@@ -82,7 +85,7 @@ def from_batches(
             continue
         packets = batch.column(columns.changelog)
         yield from_arrow(batch.filter(packets.is_null()), columns, invalid)
-        yield _packets(packets.drop_null(), columns)
+        yield _packets(packets.drop_null(), columns, invalid)
 
 
 def from_arrow(
@@ -118,16 +121,49 @@ def from_rows(
         yield from _from_chunk(chunk, columns, invalid)
 
 
-def _packets(packets: pa.Array, columns: SinkColumns) -> pa.RecordBatch:
-    """Converts packets of an operator's changes to staged rows without records."""
+def _packets(packets: pa.Array, columns: SinkColumns, invalid: InvalidRows | None) -> pa.RecordBatch:
+    """Converts packets to staged rows without records, and passes on the bad records in them.
+
+    Raises:
+        InvalidRecordError: if there is a bad record, and ``invalid`` is None.
+        StateError: if a packet is damaged.
+    """
+    kept = _binary(packets)
+    values = list(packing.values(kept))
+    found = list(map(packing.unpack_packet, values))
+    if any(isinstance(each, packing.BadRecords) for each in found):
+        for each in found:
+            if isinstance(each, packing.BadRecords):
+                for bad in each.batches():
+                    _take_bad(bad, invalid)
+        kept = packing.column(
+            [
+                each.without_records() if isinstance(each, packing.BadRecords) else value
+                for value, each in zip(values, found, strict=True)
+            ]
+        )
     schema = staged_schema(columns)
     return pa.RecordBatch.from_arrays(
-        [
-            _binary(packets) if name == CHANGES else pa.nulls(len(packets), schema.field(name).type)
-            for name in schema.names
-        ],
+        [kept if name == CHANGES else pa.nulls(len(kept), schema.field(name).type) for name in schema.names],
         schema=schema,
     )
+
+
+def _take_bad(bad: pa.RecordBatch, invalid: InvalidRows | None) -> None:
+    """Passes on bad records as rows that are marked as invalid: key and value are those that were read.
+
+    Raises:
+        InvalidRecordError: if ``invalid`` is None.
+    """
+    if invalid is None:
+        raise bad_record(bad, "set onInvalidRecord to 'dead-letter' (with deadLetter.topic) or 'drop'.")
+    marks = pa.StructArray.from_arrays(
+        [bad.column(name) for name in _MARK_OF_BAD], fields=[BAD_RECORDS.field(name) for name in _MARK_OF_BAD]
+    )
+    invalid.take({name: bad.column(name) for name in (KEY, VALUE, HEADERS)}, marks)
+
+
+_MARK_OF_BAD = [name for name in BAD_RECORDS.names if name not in (KEY, VALUE, HEADERS)]
 
 
 def _from_chunk(
@@ -136,7 +172,7 @@ def _from_chunk(
     if columns.changelog is not None:
         packets = [packet for row in chunk if (packet := row[columns.changelog]) is not None]
         if packets:
-            yield _packets(_binary_of(packets), columns)
+            yield _packets(_binary_of(packets), columns, invalid)
             chunk = [row for row in chunk if row[columns.changelog] is None]
     marks = None if columns.invalid is None else _marks_of([row[columns.invalid] for row in chunk])
     origins = None if columns.origin is None else _structs_of([row[columns.origin] for row in chunk])

@@ -26,8 +26,16 @@ import pyarrow.compute as pc
 
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.kafka.kernel import kernel
-from kafka_eos_source.model import ShardPart, ShardReport, StagedPart, TaskFigures, TopicPartition
-from kafka_eos_source.protocol.packing import packets
+from kafka_eos_source.model import (
+    ReadPart,
+    ReadTask,
+    ShardPart,
+    ShardReport,
+    StagedPart,
+    TaskFigures,
+    TopicPartition,
+)
+from kafka_eos_source.protocol.packing import BadRecords, packets
 from kafka_eos_source.protocol.records import records_of
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.arrow import CHANGES, SEALED
@@ -80,7 +88,7 @@ def stage(
 
     Raises:
         InvalidRecordError: if ``batches`` raises it for a row, or a record is too large to be sealed.
-        StateError: if the column with state changes of an operator contains anything else.
+        StateError: if the column of packets contains anything else.
         UnavailableError: if the folder cannot be written, for example because the disk is full.
         InvalidOptionError: if the folder is not shared with the driver.
     """
@@ -91,6 +99,7 @@ def stage(
     part = PartStage(schema, folder, batch, inline_bytes)
     meter = TaskMeter(topic)
     shards: list[ShardPart] | None = [] if CHANGES in schema.names else None
+    reads: list[ReadPart] = []
     taken = 0
     try:
         for each in batches:
@@ -98,7 +107,9 @@ def stage(
                 continue
             taken += each.num_rows
             if shards is not None and each.column(CHANGES).null_count == 0:
-                shards += shard_parts(each)
+                of_shards, of_reads = carried(each)
+                shards += of_shards
+                reads += of_reads
                 with meter.staging():
                     part.write(each if sealer is None else filled(each, schema))
                 continue
@@ -122,6 +133,7 @@ def stage(
         topics=tuple(sorted(meter.highest.items())),
         run_id=run_id,
         shards=None if shards is None else tuple(shards),
+        reads=tuple(reads),
         measured=meter.figures(),
         sealed_partitions=0 if sealing is None else sealing.partitions,
     )
@@ -133,18 +145,31 @@ def _check_count(staged: StagedPart, taken: int) -> None:
         raise AssertionError(f"the task received {taken} rows, but staged {staged.rows}")
 
 
-def shard_parts(batch: pa.RecordBatch) -> list[ShardPart]:
-    """Returns the state changes in a staged batch of packets, by shard and task attempt."""
+def carried(batch: pa.RecordBatch) -> tuple[list[ShardPart], list[ReadPart]]:
+    """Returns what the packets in a staged batch say: by shard and by reading task, and by their attempts."""
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
+    of_reads: dict[tuple[ReadTask, str], list[int]] = {}
+    totals: dict[tuple[ReadTask, str], int] = {}
     for packet in packets(batch.column(CHANGES)):
+        if isinstance(packet, BadRecords):
+            attempt = packet.task, packet.task_attempt_id
+            of_reads.setdefault(attempt, []).append(packet.number)
+            if packet.total is not None:
+                totals[attempt] = packet.total
+            continue
         numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
         if packet.report is not None:
             reports[packet.tp, packet.task_attempt_id] = packet.report
-    return [
+    shards = [
         ShardPart(tp, task_attempt_id, tuple(found), reports.get((tp, task_attempt_id)))
         for (tp, task_attempt_id), found in numbers.items()
     ]
+    reads = [
+        ReadPart(task, task_attempt_id, tuple(found), totals.get((task, task_attempt_id)))
+        for (task, task_attempt_id), found in of_reads.items()
+    ]
+    return shards, reads
 
 
 # -- Figures of a writing task ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ column                        type    content
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import TracebackType
@@ -81,6 +81,38 @@ def pack(
             destinations += [shard] * (len(packed) - len(destinations))
             start += count
         yield routed(packing.column(packed), destinations, shards)
+
+
+def pack_past_packets(
+    function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    keys: Sequence[str],
+    shards: int,
+) -> Iterator[pa.RecordBatch]:
+    """Applies a function to the rows of batches and packs the result; packets pass it, and go to shard 0.
+
+    Args:
+        function: takes rows without the column of packets; reads all of them.
+        batches: rows and packets of one task.
+        schema, keys, shards: as `pack` takes them.
+
+    Yields:
+        Batches of `PACKED_SCHEMA` and the column of packets.
+    """
+    before = packing.WaitingPackets()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            data, packets = packing.split_packets(batch)
+            before.append(packets)
+            yield data
+
+    for each in pack(function(rows()), schema, keys, shards):
+        yield packing.with_packets(each)
+    for packets in before.taken():
+        nothing = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
+        yield nothing.append_column(packing.CHANGELOG, packets)
 
 
 def routed(packed: pa.BinaryArray, destinations: Sequence[int], shards: int) -> pa.RecordBatch:

@@ -165,6 +165,8 @@ def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
         ({"schema": "id WRONG"}, "WRONG"),
         ({"options": {"maxOffsetPerTrigger": "5"}}, "Did you mean 'maxOffsetsPerTrigger'"),
         ({"starting": "earliset"}, "'startingOffsets' has the value 'earliset'"),
+        ({"schema": "id INT", "on_bad": "drop"}, "'on_bad' has the value 'drop'; expected 'fail' or 'null'"),
+        ({"on_bad": "null"}, "on_bad='null' is set, but neither schema= nor registry="),
     ],
 )
 def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:

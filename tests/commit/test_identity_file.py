@@ -23,6 +23,7 @@ from kafka_eos_source.errors import (
     NewerVersionError,
     OperatorError,
 )
+from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.file_systems import file_system
 
 PLACE = "file:/checkpoints/orders"
@@ -238,3 +239,50 @@ def test_batches_without_a_token_are_remembered_until_a_token_exists_again(tmp_p
     set_unproven(str(tmp_path), None)
     IdentityFile(str(tmp_path), OURS).check_guarantee()
     assert read_identity(str(tmp_path)) == OURS
+
+
+# ------------------------------------------------------------------ static tables
+
+
+def of(checkpoint: Path, tables: dict[str, str], **more: str) -> IdentityFile:
+    """The file of a checkpoint for a query that joins these tables in SQL; by name, their digests."""
+    stated = {"sql.tables": json.dumps(tables), **more} if tables else more
+    options = parse_write(
+        {
+            "kafka.bootstrap.servers": "h:1",
+            "topic": "t",
+            "checkpointLocation": str(checkpoint),
+            "application.id": "app",
+            **stated,
+        },
+        streaming=True,
+    )
+    return IdentityFile.of(str(checkpoint), options, "query", 0)
+
+
+def test_a_changed_static_table_is_refused_until_a_person_allows_it(tmp_path: Path) -> None:
+    of(tmp_path, {"rates": "1", "codes": "1"}).write()
+    of(tmp_path, {"rates": "1", "codes": "1"}).write()
+    with pytest.raises(InvalidOptionError, match=r"static table 'rates'.*other rows") as refused:
+        of(tmp_path, {"codes": "1", "rates": "2"})
+    assert "onChangedTable" in refused.value.fix
+    of(tmp_path, {"codes": "1", "rates": "2"}, onChangedTable="continue").write()
+    of(tmp_path, {"codes": "1", "rates": "2"}).write()
+    with pytest.raises(InvalidOptionError, match="'rates'"):
+        of(tmp_path, {"codes": "1", "rates": "1"})
+
+
+def test_a_static_table_is_recorded_with_the_first_batch_that_uses_it(tmp_path: Path) -> None:
+    of(tmp_path, {}).write()
+    of(tmp_path, {"rates": "1"})
+    of(tmp_path, {"rates": "2"}).write()  # no batch was committed with the one before
+    with pytest.raises(InvalidOptionError, match="'rates'"):
+        of(tmp_path, {"rates": "1"})
+    of(tmp_path, {}).write()
+    of(tmp_path, {"rates": "1"}).write()  # a query without the table used the checkpoint in between
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a":1}', "{", "x"])
+def test_digests_of_tables_that_the_app_did_not_write_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'sql\.tables'.*expected a JSON object"):
+        of(tmp_path, {}, **{"sql.tables": text})

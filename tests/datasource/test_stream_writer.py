@@ -17,7 +17,13 @@ from kafka_eos_source.commit import at_least_once, micro_batch
 from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.datasource.sink import CommitMessage, StagedSink
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, RestartQueryError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    RestartQueryError,
+    StateLostError,
+)
+from kafka_eos_source.in_read.step import with_column_of_packets
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.observe import background
 from kafka_eos_source.observe.journal import query_journal, query_journals
@@ -29,6 +35,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.parts import reports
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
 
@@ -125,6 +132,38 @@ def test_a_query_with_state_cannot_be_at_least_once() -> None:
     options = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "processing.guarantee": "at_least_once"}
     with pytest.raises(InvalidSchemaError, match=CHANGELOG):
         stream_writer.stream_writer(parse_write(options, streaming=True), FRAME_WITH_STATE)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_bad_records_in_packets_cannot_be_at_least_once(streams: bool) -> None:
+    frame = with_column_of_packets(FRAME)
+    options = {"kafka.bootstrap.servers": "b:9092", "topic": "out"}
+    if streams:
+        options["processing.guarantee"] = "at_least_once"
+    made = stream_writer.stream_writer if streams else stream_writer.batch_writer
+    with pytest.raises(InvalidSchemaError, match=r"read with on_bad='dead-letter', but .* on_bad='fail'"):
+        made(parse_write(options, streaming=streams), frame)
+
+
+@pytest.mark.parametrize("only_bad_records", [True, False])
+def test_a_batch_without_packets_says_whether_reports_of_operators_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_bad_records: bool
+) -> None:
+    """In a batch that does not run the source, nothing sends packets."""
+    monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
+    options = parse_write(
+        {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
+        streaming=True,
+    )
+    frame = with_column_of_packets(FRAME) if only_bad_records else FRAME_WITH_STATE
+    columns = check_frame(frame, topic_option="out", include_timestamp=False)
+    part = StagedSink(options, columns, StagingFolder.at(str(tmp_path)), "").write_frame(()).part
+    assert part is not None
+    if only_bad_records:
+        assert reports([part], "q", 0) == ()
+        return
+    with pytest.raises(StateLostError, match="no shard of the operator sent a report"):
+        reports([part], "q", 0)
 
 
 def test_a_batch_write_with_state_is_refused() -> None:

@@ -25,8 +25,11 @@ import kafka.protocol.sasl
 import pyarrow as pa
 from kafka.errors import KafkaError as KafkaPythonError
 from kafka.protocol.api_message import ApiMessage
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 import tests.support.fetched_log as log
+from kafka_eos_source.documents.decode import JsonDecoding
+from kafka_eos_source.documents.encode import JsonEncoding
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError
 from kafka_eos_source.kafka.access import Session, new_exchange
 from kafka_eos_source.kafka.compression import decompressed
@@ -48,6 +51,8 @@ from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import SinkTxn
 from kafka_eos_source.sinks.http_client import Answer, meaning_of, pending_ids, retry_after_seconds, state_of
 from kafka_eos_source.state.snapshots.storage import Manifest, ManifestName, UnusableSnapshotError
+from tests.documents import json_model as model
+from tests.documents.json_examples import DOCUMENTS, MIXED, SCALARS, VALUES
 
 TP = TopicPartition("t", 0)
 #: What a connection takes for a damaged answer (`Connection._answered`).
@@ -253,6 +258,7 @@ PROTOBUF = Schema(
     "map<string, double> m = 3; oneof o { string s = 4; bytes b = 5; } google.protobuf.Timestamp t = 6; "
     "repeated sint64 p = 7; enum E { X = 0; Y = 1; } E e = 8; }",
 )
+DECLARED = StructType([*MIXED.fields, *(StructField(f"c{at}", each) for at, each in enumerate(SCALARS))])
 JSON = Schema(
     "JSON",
     json.dumps(
@@ -286,6 +292,29 @@ def records(schema: Schema) -> Callable[[bytes], None]:
     return run
 
 
+def json_text(data: bytes) -> None:
+    """Writes a string with any bytes as the key and the value of a map; the document must be JSON."""
+    raw = pa.array([data], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 1, raw.buffers())
+    entries = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), text, text)
+    made = JsonEncoding(MapType(StringType(), StringType()), "UTC").encode(entries)
+    ((key, value),) = json.loads(made[0].as_py()).items()
+    if key != value or ("\ufffd" not in value and value.encode() != data):
+        raise AssertionError(f"{data!r} became {value!r}")
+
+
+def documents(data: bytes) -> None:
+    """Decodes documents, which two zero bytes separate; their rows must be those of the model."""
+    column = data.split(b"\0\0")[:8]
+    for partial in (False, True):
+        found = JsonDecoding(DECLARED, "America/New_York", partial).decode(pa.array(column, pa.binary()))
+        found.values.validate(full=True)
+        rows = model.plain(found.values)
+        for number, document in enumerate(column):
+            row, is_bad = model.decoded(document, DECLARED, "America/New_York", partial)
+            assert (number in found.errors, model.comparable(rows[number])) == (is_bad, model.comparable(row))
+
+
 def schema(kind: str) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         codecs.decoder(Schema(kind, _text(data)), (0,), None, None)  # type: ignore[arg-type]
@@ -310,6 +339,15 @@ def _packed_seeds() -> tuple[bytes, ...]:
     plain = b"some bytes " * 40
     numbers = {log.GZIP: 1, log.SNAPPY: 2, log.XERIAL: 2, log.LZ4: 3, log.ZSTD: 4}
     return tuple(bytes([number]) + log.compressed(plain, codec) for codec, number in numbers.items())
+
+
+def _document_seeds() -> tuple[bytes, ...]:
+    """Returns documents with values of all types, and others of all shapes, several in each input."""
+    kinds = [(f"c{number}", texts) for number, texts in enumerate([VALUES] * len(SCALARS))]
+    values = [f'{{"{name}":{text}}}'.encode() for name, texts in kinds for text in texts[::3]]
+    shapes = [each for each in DOCUMENTS if len(each) < 400]
+    found = [*shapes, *values]
+    return tuple(b"\0\0".join(found[at : at + 8]) for at in range(0, len(found), 8))
 
 
 _TOKEN = (
@@ -375,6 +413,10 @@ TARGETS: Mapping[str, Target] = {
         records(PROTOBUF), (), (b"\x08\x05\x1a\x05\x0a\x01k\x11\x00", b"\x22\1s\x32\2\x08\5\x3a\2\1\2")
     ),
     "json": Target(records(JSON), (), (b'{"a":1,"b":["x"],"c":{"d":1.5},"t":true}',)),
+    "json-text": Target(
+        json_text, (), (b'plain "\\\0\x1f', "\u00e9\u20ac\U0001f600".encode(), b"\xed\xa0\x80\xf0\x9f\x98")
+    ),
+    "json-documents": Target(documents, (), _document_seeds()),
     "avro-schema": Target(
         schema("AVRO"), (KafkaEosError,), (AVRO.text.encode(), b'"int"', b'["null","string"]')
     ),

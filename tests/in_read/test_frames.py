@@ -194,7 +194,8 @@ def test_the_option_describes_the_whole_step_to_the_read() -> None:
     assert read.settings.columns == ("value", "key")
     assert read.step == step
     assert "short_words" not in repr(read), "what is pickled may contain passwords"
-    assert vars(read.step).keys() == {"columns", "rows", "function", "frame"}, "computed values do not travel"
+    wanted = {"columns", "rows", "function", "frame", "by"}
+    assert vars(read.step).keys() == wanted, "computed values do not travel"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
+from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.in_read.registry_columns import registry_columns
-from kafka_eos_source.registry.codec import Converted, slices
-from kafka_eos_source.registry.columns import UNDECODABLE
+from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.pickled import from_option, to_option
 
@@ -101,9 +101,8 @@ def times_ten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def run(function: Any, rows: list[str], *batches: pa.RecordBatch, **named: Any) -> list[dict[str, Any]]:
     chosen = {name: {each: Chosen() for each in columns} for name, columns in named.items()}
-    made = registry_columns(
-        function, chosen.get("decode", {}), chosen.get("encode", {}), FRAME, schema_of(*rows)
-    )
+    decoders: Any = {name: each.decoding() for name, each in chosen.get("decode", {}).items()}
+    made = registry_columns(function, decoders, chosen.get("encode", {}), FRAME, schema_of(*rows))
     made = from_option(to_option(made, "it", fix=""))  # as it travels to the tasks
     schema = arrow_schema(made.marked)
     return [row for each in made(iter(batches)) for row in fit(each, schema, "it").to_pylist()]
@@ -139,7 +138,7 @@ def test_columns_that_end_at_different_rows_are_cut_where_the_first_ends() -> No
     """As if the memory of one call was enough for three keys, and for two values."""
     made = registry_columns(
         lambda batches: batches,
-        {"key": Chosen(3), "value": Chosen(2)},  # type: ignore[dict-item]
+        {"key": Digits(3), "value": Digits(2)},  # type: ignore[dict-item]
         {"key": Chosen(), "value": Chosen()},  # type: ignore[dict-item]
         FRAME,
         schema_of("key", "value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import zlib
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from benchmarks.start import table as start_table
 from benchmarks.targets import Found, better_peers, lines, target_tasks
 from benchmarks.tasks import TASKS, Task
 from benchmarks.watch import CpuSample, Watched
-from benchmarks.workload import RECORD_BYTES, Workload, key_numbers
+from benchmarks.workload import LATE_MINUTES, RECORD_BYTES, Documents, Workload, key_numbers
 
 KEYS = 5
 
@@ -352,6 +353,47 @@ def test_contenders_of_the_table_of_targets_have_names_of_their_own() -> None:
         names = [contender.name for contender in task.contenders]
         assert len(set(names)) == len(names)
         assert any(name.startswith("kafka-eos") for name in names) or task.name in ("quix", "count-quix")
+
+
+@pytest.mark.parametrize(("size", "fields", "bad"), [(120, 3, 0.0), (1024, 20, 0.01), (10_240, 200, 0.5)])
+def test_half_of_the_documents_stay_and_the_key_tells_which(size: int, fields: int, bad: float) -> None:
+    workload = Documents(records=4_000, document_bytes=size, fields=fields, bad=bad)
+    stay, sizes = np.zeros_like(workload.truth()), []
+    declared = [each.split()[0] for each in workload.schema.split(", ")]
+    assert declared == workload.columns
+    assert len(declared) == fields
+    for key, value in (record for records in workload.sent() for record in records):
+        sizes.append(len(value))
+        try:
+            document = json.loads(value)
+        except ValueError:
+            continue
+        assert set(declared) <= set(document)
+        if isinstance(document["dep_delay"], int) and document["dep_delay"] > LATE_MINUTES:
+            stay[int(key)] += 1
+            chosen = {name: document[name] for name in declared}
+            assert workload.wrong_record(key, json.dumps(chosen).encode()) == ""
+            assert "expected" in workload.wrong_record(key, json.dumps({**chosen, "dest": "X"}).encode())
+    assert (stay == workload.truth()).all()
+    assert stay.sum() / 4_000 == pytest.approx((1 - bad) / 2, abs=0.05)
+    assert np.mean(sizes) == pytest.approx(size, rel=0.2)
+
+
+def test_a_schema_may_declare_more_fields_than_documents_have_and_the_output_fewer() -> None:
+    workload = Documents(records=10, fields=200, chosen=3)
+    assert workload.documents["columns"] == ["carrier", "dest", "dep_delay"]
+    assert workload.schema.count(",") == 199
+    assert workload.title == "documents of 120 bytes, 200 declared fields, 3 chosen, 0% bad"
+
+
+def test_a_rate_counts_the_records_that_are_left_out() -> None:
+    part = output(*((offset, 0, offset + 1) for offset in range(10)))
+    samples = [Sample(100.0 + second, (second,)) for second in range(11)]
+    cpu = [CpuSample(100.0, 0.0, 0.0), CpuSample(110.0, 10.0, 0.0)]
+    run = figures([part], Watched(samples, cpu, first_seconds=100.0), began=100.0, read=2.0)
+    assert run.sustained == pytest.approx(2.0)
+    assert run.sustained_cpu == pytest.approx(0.5)
+    assert run.written == 10
 
 
 @pytest.mark.parametrize(("size", "compression"), [(110, "none"), (1024, "zstd")])

@@ -204,7 +204,21 @@ def test_batches_are_bounded_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     while not reading.done:
         sizes.append(sum(len(run.messages) for run in reading.next_runs()))
-    assert sizes == [7] * 7 + [1]
+    assert sizes == [7, 7, 6, 6, 6, 6, 6, 6]  # equal parts, without a small rest
+
+
+def test_messages_of_two_takes_are_not_in_one_batch_if_they_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They would have to be copied."""
+    monkeypatch.setattr(fetch, "BATCH_ROWS", 10)
+    monkeypatch.setattr(fetch, "ENOUGH_ROWS", 5)
+    progress = Progress([OffsetRange(A, 0, 60)])
+    reading = reading_of(ModelConsumer({A: Log(range(60), 60)}, sizes=[12]), progress)
+    found = []
+    while not reading.done:
+        found.append([(run.offsets[0], len(run.messages)) for run in reading.next_runs()])
+    assert found == [[(at, 6)] for at in range(0, 60, 6)]
 
 
 def test_batches_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

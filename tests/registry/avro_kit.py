@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.registry.avro import AvroDecoder, kernel
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_schema import parse
-from kafka_eos_source.registry.codec import Converted, Schema
+from kafka_eos_source.registry.codec import Schema
 from tests.registry.avro_model import (
     schema_of,
 )

@@ -9,7 +9,7 @@ import pyarrow as pa
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
-from kafka_eos_source.registry.codec import Converted
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.registry.protobuf_tree import (
     Field,
     Kind,

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.registry.avro import AvroDecoder, arrow_type, kernel
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_schema import parse
-from kafka_eos_source.registry.codec import Converted, Reference, Schema, slices, zigzag
+from kafka_eos_source.registry.codec import Reference, Schema, zigzag
 from tests.registry.avro_kit import decode, error, one, record
 from tests.registry.avro_model import (
     EXAMPLES,

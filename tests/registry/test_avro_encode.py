@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.avro import AvroEncoder, arrow_type, encoder, kernel, schema_for
 from kafka_eos_source.registry.avro_encode import compile_encoder
 from kafka_eos_source.registry.avro_schema import parse
-from kafka_eos_source.registry.codec import Converted
 from tests.registry.avro_kit import decode, numbers, record
 from tests.registry.avro_model import EXAMPLES, is_struct_of_members, kind_of, schema_of, schemas, values
 from tests.registry.avro_model import encode as fastavro_encode

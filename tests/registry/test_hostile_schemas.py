@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
@@ -25,7 +26,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.operate import records as people
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, protobuf_schema, records
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema
+from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.records import Decoding, frame_prefix
 from tests.registry import avro_model
 from tests.support import registry_server

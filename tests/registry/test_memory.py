@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 from kafka_eos_source import native
+from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.registry import avro as avro_decode
 from kafka_eos_source.registry import avro as avro_kernel
 from kafka_eos_source.registry import json_schema
@@ -26,7 +27,7 @@ from kafka_eos_source.registry.avro import AvroDecoder, AvroEncoder, AvroKernel,
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_encode import compile_encoder
 from kafka_eos_source.registry.avro_schema import parse
-from kafka_eos_source.registry.codec import Converted, Schema, slices
+from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.protobuf import MessageDecoder
 from kafka_eos_source.registry.protobuf_encode import MessageEncoder
 from kafka_eos_source.registry.protobuf_schema import message_at

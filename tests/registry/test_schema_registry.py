@@ -15,6 +15,8 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyspark.util import PythonEvalType
 
+from kafka_eos_source.documents import converted
+from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
@@ -32,7 +34,7 @@ from kafka_eos_source.kafka.schema_registry import (
 )
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, records
-from kafka_eos_source.registry.codec import MOST_BYTES, Converted, Schema
+from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import from_registry, registry_schema, subject_name, to_registry
 from kafka_eos_source.registry.records import Decoding, Encoding, frame_prefix
 from tests.support import registry_server
@@ -295,7 +297,7 @@ def test_slices_contain_each_row_once_and_fit_into_the_limit(
     server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch, schemas: int
 ) -> None:
     """Rows of one, two and many schemas, with tombstones, bad rows, and one that is too large by itself."""
-    monkeypatch.setattr(codec, "MOST_BYTES", 400)
+    monkeypatch.setattr(converted, "MOST_BYTES", 400)
     names = [server.add("s", f"schema{number}") for number in range(schemas)]
     rows: list[bytes | None] = [message(names[n % schemas], b"%d" % n * (n % 9)) for n in range(300)]
     rows[7], rows[40], rows[90], rows[91] = None, b"no frame", message(names[0], b"x" * 500), None

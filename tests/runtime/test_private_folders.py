@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime import folders, logs
 from kafka_eos_source.runtime.folders import NotOwnError, PrivateFolder, file_name
+from kafka_eos_source.spark.packet_senders import record_sender, recorded_senders
 from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import location_of_batch_writes
-from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.options import parse_state
 
 UID = os.getuid()
@@ -119,7 +119,7 @@ def test_an_application_id_cannot_escape_the_folder(shared: Path, application_id
 
 @pytest.mark.parametrize("level", ["folder of the user", "folder of the query", "file"])
 def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: Path, level: str) -> None:
-    folder, elsewhere = shared / f"kafka-eos-operators-{UID}", tmp_path / "elsewhere"
+    folder, elsewhere = shared / f"kafka-eos-senders-{UID}", tmp_path / "elsewhere"
     (elsewhere / "q").mkdir(parents=True)
     if level == "folder of the user":
         folder.symlink_to(elsewhere)
@@ -129,8 +129,8 @@ def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: P
     else:
         (folder / "q").mkdir(parents=True)
         (folder / "q" / f".changelog.{os.getpid()}").symlink_to(victim)
-    record_operator(TASK, "changelog")
-    assert recorded_operators(TASK) == (("changelog",) if level == "file" else ())
+    record_sender(TASK, "changelog")
+    assert recorded_senders(TASK) == (("changelog",) if level == "file" else ())
     assert os.listdir(elsewhere / "q") == []
     assert victim.read_text() == "precious"
 
@@ -138,12 +138,12 @@ def test_an_announcement_follows_no_link(shared: Path, tmp_path: Path, victim: P
 def test_announcements_in_a_folder_of_another_user_are_ignored(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record_operator(TASK, "changelog")
+    record_sender(TASK, "changelog")
     monkeypatch.setattr("os.geteuid", lambda: UID + 1)
-    (shared / f"kafka-eos-operators-{UID}").rename(shared / f"kafka-eos-operators-{UID + 1}")
+    (shared / f"kafka-eos-senders-{UID}").rename(shared / f"kafka-eos-operators-{UID + 1}")
     for _ in range(3):
-        assert recorded_operators(TASK) == ()
-        record_operator(TASK, "changelog")
+        assert recorded_senders(TASK) == ()
+        record_sender(TASK, "changelog")
     assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
     assert "notices only at the next batch" in caplog.text
 
@@ -151,8 +151,8 @@ def test_announcements_in_a_folder_of_another_user_are_ignored(
 def test_each_announced_changelog_has_its_own_file(shared: Path) -> None:
     names = (".hidden", "a.b_c-D", "x" * 249)
     for name in names:
-        record_operator(TASK, name)
-    assert recorded_operators(TASK) == tuple(sorted(names))
+        record_sender(TASK, name)
+    assert recorded_senders(TASK) == tuple(sorted(names))
 
 
 # -- staging and state -------------------------------------------------------------------------------

@@ -135,8 +135,8 @@ def test_the_error_of_an_invalid_secret_hides_its_value() -> None:
 
 
 def test_a_missing_extra_is_named() -> None:
-    with pytest.raises(InvalidOptionError, match=r"pip install 'kafka-eos-source\[sql\]'"):
-        require("no_such_module_of_sql", "sql")
+    with pytest.raises(InvalidOptionError, match=r"pip install 'kafka-eos-source\[database\]'"):
+        require("no_such_module_of_sql", "database")
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -41,6 +41,25 @@ def test_a_lossy_step_is_found_wherever_it_is(lossy: Step, message: str) -> None
             check_steps(plan)
 
 
+READ = Step("source", True, only_bad_records=True)
+
+
+@pytest.mark.parametrize(
+    ("lossy", "message"),
+    [
+        (after(READ, has_changes=False), r"step\(\) after a read with on_bad='dead-letter' drops the column"),
+        (after(READ, drops="drops rows with state changes"), r"'dead-letter' drops rows with bad records\."),
+        (after(READ, needs=frozenset({1})), r"'dead-letter' drops or repeats rows with bad records"),
+    ],
+)
+def test_a_step_that_loses_bad_records_is_found(lossy: Step, message: str) -> None:
+    with pytest.raises(InvalidSchemaError, match=message):
+        check_steps(lossy)
+    check_steps(after(READ, merges=True))
+    with pytest.raises(InvalidSchemaError, match="after a stateful operator"):
+        check_steps(Step("union()", False, (READ, OPERATOR)))
+
+
 def test_the_second_operator_of_a_union_needs_a_shuffle() -> None:
     check_steps(Step("union()", True, (after(), after(shuffles=True)), is_union=True))
     check_steps(Step("union()", True, (after(), TABLE), is_union=True))

@@ -13,7 +13,7 @@ from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.operate.doctor import machine
 from kafka_eos_source.operate.doctor.finding import Severity
 from kafka_eos_source.spark import class_archive
-from kafka_eos_source.spark.session import DRIVER_OPTIONS_SETTING
+from kafka_eos_source.spark.session import COMPILER_OPTION, DRIVER_OPTIONS_SETTING
 
 _WRITES = "import sys; open(sys.argv[1], 'w').write('classes')"
 
@@ -42,12 +42,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_the_settings_use_an_archive_as_soon_as_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert DRIVER_OPTIONS_SETTING not in recommended_settings()
+    assert recommended_settings()[DRIVER_OPTIONS_SETTING] == COMPILER_OPTION
     program(tmp_path, monkeypatch, _WRITES)
     written = class_archive.write()
     assert written == class_archive.usable_archive()
     assert written.read_text() == "classes"
-    assert f"-XX:SharedArchiveFile={written} " in recommended_settings()[DRIVER_OPTIONS_SETTING]
+    options = recommended_settings()[DRIVER_OPTIONS_SETTING]
+    assert options.startswith(f"{COMPILER_OPTION} -XX:SharedArchiveFile={written} ")
 
 
 def test_another_java_and_another_spark_have_another_archive(
@@ -77,7 +78,7 @@ def test_without_java_or_spark_there_is_no_archive(missing: str, tmp_path: Path)
         (tmp_path / "spark" / "jars").rmdir()
     assert class_archive.archive_path() is None
     assert class_archive.usable_archive() is None
-    assert DRIVER_OPTIONS_SETTING not in recommended_settings()
+    assert recommended_settings()[DRIVER_OPTIONS_SETTING] == COMPILER_OPTION
     found = machine.archived_classes(class_archive.archive_path(), class_archive.usable_archive())
     assert found.severity is Severity.OK
     with pytest.raises(UnavailableError, match="there is no Java"):
@@ -104,7 +105,7 @@ def test_an_incomplete_archive_or_one_that_somebody_else_could_have_written_is_n
             (tmp_path / "planted").write_text("classes")
             written.symlink_to(tmp_path / "planted")
     assert class_archive.usable_archive() is None
-    assert DRIVER_OPTIONS_SETTING not in recommended_settings()
+    assert recommended_settings()[DRIVER_OPTIONS_SETTING] == COMPILER_OPTION
 
 
 def test_an_archive_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,19 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.arrow import past_packets
 from kafka_eos_source.spark.operator_frame import (
     METHODS,
     Adapted,
     Inherited,
     Passed,
     Refused,
+    Senders,
     is_operator_frame,
     operator_frame,
-    past_packets,
+    senders_of,
     spark_frame,
     spark_grouping,
-    stores_of,
 )
 
 
@@ -215,15 +216,17 @@ def test_the_operator_of_the_second_frame_of_a_union_gets_tasks_of_its_own() -> 
 
 
 def test_a_frame_knows_the_stores_of_its_operators() -> None:
-    one, two = (operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, [each]) for each in ("one", "two"))
+    one, two = (
+        operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, Senders((each,))) for each in ("one", "two")
+    )
     both = one.select("k").union(two.select("k"))
-    assert stores_of(both.hint("broadcast")) == ("one", "two")
-    assert stores_of(one.transform(lambda _: both)) == ("one", "two")
-    assert stores_of(FakeFrame(["k"])) == ()
+    assert senders_of(both.hint("broadcast")).stores == ("one", "two")
+    assert senders_of(one.transform(lambda _: both)).stores == ("one", "two")
+    assert senders_of(FakeFrame(["k"])) == Senders()
 
 
 def test_an_operator_runs_once() -> None:
-    one = operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, ["one"])
+    one = operator_frame(FakeFrame(["k", "n", CHANGELOG]), 2, Senders(("one",)))
     with pytest.raises(
         InvalidSchemaError, match=r"union\(\) has two frames with .* store 'one'.*use the frame"
     ):
@@ -276,3 +279,28 @@ def test_packets_pass_a_function_that_does_not_see_them(reads: str) -> None:
     assert (
         kept == {"all": ["a", "b", "c"], "one": ["a", "b"], "none": [], "ends": ["a", "b", "c", "z"]}[reads]
     )
+
+
+READ = Senders(reads=("f",))
+
+
+def test_a_read_that_sets_bad_records_aside_names_itself_in_refusals() -> None:
+    frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ).select("k")
+    assert senders_of(frame) == READ
+    with pytest.raises(
+        InvalidSchemaError, match=r"distinct\(\) after a read with on_bad='dead-letter' .* bad records are in"
+    ):
+        frame.distinct()
+    with pytest.raises(InvalidSchemaError, match=r"groupBy\(\)\.count\(\) after a read with on_bad"):
+        frame.groupBy("k").count()
+    after = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ + Senders(("one",)))
+    with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a stateful operator"):
+        after.distinct()
+
+
+def test_a_union_of_two_parts_of_one_read_is_refused() -> None:
+    frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ)
+    with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
+        frame.select("k").union(frame.select("k"))
+    other = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=Senders(reads=("other",)))
+    assert senders_of(frame.union(other)) == Senders(reads=("f", "other"))

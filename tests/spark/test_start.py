@@ -16,6 +16,7 @@ from kafka_eos_source.commit import at_least_once
 from kafka_eos_source.errors import UnavailableError
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.spark import worker_daemon
+from kafka_eos_source.spark.session import DAEMON_SETTING
 from tests.support.simulated_kafka import SimulatedKafka
 
 _BROKERS = "b:9092"
@@ -220,7 +221,7 @@ def test_a_query_that_runs_waits_for_brokers_also_in_a_new_process(tmp_path: Pat
 
 def test_the_recommended_daemon_imports_what_tasks_use_without_starting_threads() -> None:
     """A thread does not survive a fork. Those that remain are NumPy's and jemalloc's; both handle forks."""
-    (module,) = recommended_settings().values()
+    module = recommended_settings()[DAEMON_SETTING]
     code = f"""
 import json, os, sys, threading
 from {module} import MODULES, import_modules

@@ -83,16 +83,16 @@ def both_shards() -> list[StagedPart]:
 
 def test_a_batch_fails_if_no_report_of_an_operator_that_ran_arrives() -> None:
     """Lost state changes fail the batch: their column was dropped or overwritten by another operator's."""
-    without = [replace(part, shards=None, operators=(TOPIC,)) for part in both_shards()]
+    without = [replace(part, shards=None, senders=(TOPIC,)) for part in both_shards()]
     with pytest.raises(
         StateLostError, match=rf"the operator of {TOPIC} ran, but none of its state changes reached the sink"
     ):
         reports(without, "query", 7)
     first, second = both_shards()
-    heard = [replace(first, operators=(TOPIC,)), second]
+    heard = [replace(first, senders=(TOPIC,)), second]
     assert len(reports(heard, "query", 7)) == 2
     with pytest.raises(StateLostError, match="the operator of app-a-changelog ran"):
-        reports([*heard, replace(second, shards=(), operators=("app-a-changelog", TOPIC))], "query", 7)
+        reports([*heard, replace(second, shards=(), senders=("app-a-changelog", TOPIC))], "query", 7)
 
 
 def test_the_sink_ignores_what_expressions_made_of_the_other_columns_of_a_packet() -> None:

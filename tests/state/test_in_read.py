@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -20,15 +20,18 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
     StateMismatchError,
 )
-from kafka_eos_source.in_read.frame import Lineage
+from kafka_eos_source.in_read.bad_records import DEAD_LETTER
+from kafka_eos_source.in_read.lineage import Lineage
+from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns, step_in_read
 from kafka_eos_source.kafka.admin import Topics
-from kafka_eos_source.model import OffsetRange, TopicPartition
+from kafka_eos_source.model import OffsetRange, ReadTask, TopicPartition
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.plan.planner import Planning
 from kafka_eos_source.plan.split import OFFSETS_SHARED, split_by_shard
 from kafka_eos_source.protocol.offset_log import SourcePosition
-from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.protocol.packing import CHANGELOG, BadRecords
+from kafka_eos_source.protocol.packing import packets as unpacked
 from kafka_eos_source.read.settings import schema_of, task_read
 from kafka_eos_source.spark.pickled import to_bytes
 from kafka_eos_source.state import aggregates as agg
@@ -48,6 +51,7 @@ from tests.state.local_state import Machine, rows_of
 
 KEYED = pa.schema([("k", pa.string())])
 COLUMNS = ReadColumns((ReadColumn("k", "key", as_text=True),))
+COLUMNS_OF_ROWS = ReadColumns((ReadColumn("k", "k"),))
 READ = {"kafka.bootstrap.servers": "b:9092", "subscribe": "t"}
 
 
@@ -212,7 +216,9 @@ def given_rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Operator, list[pa.
     """The operators that run, and the rows that each gets. Their output is their input."""
     given_to: list[tuple[Operator, list[pa.RecordBatch]]] = []
 
-    def run(operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(
+        operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch], *_packets: object
+    ) -> Iterator[pa.RecordBatch]:
         taken = list(rows)
         given_to.append((operator, taken))
         for each in taken:
@@ -269,6 +275,49 @@ def test_a_processor_sees_times_of_the_session_and_spark_gets_them_in_utc(given_
     assert rows.schema == schema
     assert output.schema.field("at").type == pa.timestamp("us", "UTC")
     assert output.schema.field("past").type.value_type.field("at").type == pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class NoDashes:
+    """A transform that cannot process keys with a dash."""
+
+    rows: StructType = field(default_factory=lambda: StructType([StructField("k", StringType())]))
+
+    def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
+        errors = {row: "a dash" for row, key in enumerate(batch["k"].to_pylist()) if "-" in key}
+        yield pa.record_batch({"k": batch["k"]}), errors
+
+
+@pytest.mark.parametrize("combines", [False, True])
+def test_bad_records_pass_an_operator_in_the_read(monkeypatch: pytest.MonkeyPatch, combines: bool) -> None:
+    """They reach the sink in packets. A shard that does not read its rows sends a report only."""
+    skips, seen = [False], []
+
+    def run_shard(
+        _operator: Operator, _shard: int, rows: Iterator[pa.RecordBatch], packets: Any, finish: Any
+    ) -> Iterator[pa.RecordBatch]:
+        seen[:] = [] if skips[0] else list(rows)
+        finish()
+        found = [each for column in packets.taken() for each in unpacked(column)]
+        assert all(isinstance(each, BadRecords) and each.task.task == 1 for each in found)
+        seen.append(found)
+        yield from ()
+
+    monkeypatch.setattr(Operator, "in_read", run_shard)
+    before = RowsInRead.of(NoDashes(), COLUMNS, "checks keys", on_bad=DEAD_LETTER)
+    step = replace(in_read(combines=combines), columns=replace(COLUMNS_OF_ROWS, before=before))
+    assert step.sets_aside
+    batch = source_batch([b"a", b"-", b"b"]).append_column("topic", pa.array(["t"] * 3))
+    task = ReadTask(before.frame, "p", 1, 2)
+    options = parse_state({"kafka.bootstrap.servers": "b:9092"})
+    list(step.run(1, [batch], options, task))
+    *rows, (bad, report) = seen
+    assert sorted(key for each in rows for key in each.column("k").to_pylist()) == ["a", "b"]
+    assert [row["key"] for each in bad.batches() for row in each.to_pylist()] == [b"-"]
+    assert (bad.total, report.total) == (None, 2)
+    skips[0] = True
+    list(step.run(1, [batch], options, task))
+    assert [each.total for each in seen[0]] == [1]
 
 
 # ------------------------------------------------------------------ arguments

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,11 +18,11 @@ from kafka_eos_source.errors import StateError, UnavailableError
 from kafka_eos_source.model import ShardReport, TopicPartition
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.packet_senders import record_sender, recorded_senders
 from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.state.changelog.topic import ChangelogTopic
 from kafka_eos_source.state.model import BatchContext, ShardsBy, StateAccess
 from kafka_eos_source.state.operator import task as operator_task
-from kafka_eos_source.state.operator.running_operators import record_operator, recorded_operators
 from kafka_eos_source.state.operator.shard import ShardTask
 from kafka_eos_source.state.operator.task import Operator
 from kafka_eos_source.state.options import parse_state
@@ -142,7 +143,7 @@ def test_a_task_that_reads_runs_a_shard_of_any_number(
     monkeypatch.setattr(operator_task, "open_shard", skipped)
     assert [each.num_rows for each in operator.in_read(1, unreadable())] == [1]
     assert opened[0].identity.shard == 1
-    assert recorded_operators(StreamingTask("q", "4", "r")) == ("kafka-eos-q-s-changelog",)
+    assert recorded_senders(StreamingTask("q", "4", "r")) == ("kafka-eos-q-s-changelog",)
 
 
 class Passing(EmptyProcessor):
@@ -199,33 +200,33 @@ def test_a_task_records_on_its_host_that_its_operator_runs(
     operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = StreamingTask("q", "4", "r", 1)
-    assert recorded_operators(now) == ()
+    assert recorded_senders(now) == ()
     run(monkeypatch, now)
     monkeypatch.setattr(operator_task, "open_shard", nothing_to_do)
     for _ in range(2):  # an attempt, and another
         list(operator(iter(())))
-    record_operator(now, "another")
-    assert recorded_operators(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
+    record_sender(now, "another")
+    assert recorded_senders(replace(now, partition=7)) == ("another", "kafka-eos-q-s-changelog")
     for other in (
         replace(now, batch_id="5"),
         replace(now, run_id="r2"),
         replace(now, query_id="q2"),
         replace(now, query_id=""),
     ):
-        assert recorded_operators(other) == ()
-    record_operator(replace(now, batch_id="5"), "another")
-    assert recorded_operators(now) == ("kafka-eos-q-s-changelog",), "the other operator runs a later batch"
+        assert recorded_senders(other) == ()
+    record_sender(replace(now, batch_id="5"), "another")
+    assert recorded_senders(now) == ("kafka-eos-q-s-changelog",), "the other operator runs a later batch"
 
 
 def test_a_host_that_cannot_write_the_record_only_delays_the_detection_of_a_loss(
     operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch, temp_folder: Path
 ) -> None:
-    (temp_folder / f"kafka-eos-operators-{os.getuid()}").write_text("a file is in the way")
+    (temp_folder / f"kafka-eos-senders-{os.getuid()}").write_text("a file is in the way")
     now = StreamingTask("q", "4", "r", 1)
     run(monkeypatch, now)
     monkeypatch.setattr(operator_task, "open_shard", nothing_to_do)
     assert len(list(operator(iter(())))) == 1
-    assert recorded_operators(now) == ()
+    assert recorded_senders(now) == ()
 
 
 def test_the_time_of_the_batch_limits_event_times_before_the_first_row_is_read(operator: Operator) -> None:
@@ -287,3 +288,59 @@ def test_a_shard_tells_once_in_a_process_that_rows_are_late(
     told = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
     assert [each.partition(" rows were late")[0].rpartition(" ")[2] for each in told] == ["7", "3"]
     assert all("grace=" in each for each in told)
+
+
+@pytest.mark.parametrize("how", ["skipped", "fails", "succeeds"])
+def test_packets_of_the_read_reach_the_sink_complete_in_any_case(
+    operator: Operator, checked_topics: list[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The commit checks them before it looks whether Kafka holds the batch already."""
+
+    @contextmanager
+    def opened(task: ShardTask) -> Iterator[Any]:
+        if how == "skipped":
+            with nothing_to_do(task) as skipped:
+                yield skipped
+            return
+        of = ShardReport(TopicPartition("t", 1), "a", 2, "q", "4", 0, 0)
+        yield SimpleNamespace(
+            store=None,
+            context=BatchContext(0, 1, 2, False, 5),
+            may_be_in_kafka=lambda: True,
+            failure_report=lambda reason: replace(of, failure=reason),
+            persist_pending=lambda: (of, ()),
+        )
+
+    packets, reported = packing.WaitingPackets(), []
+
+    def finish() -> None:
+        if not reported:
+            reported.append(True)
+            packets.append(pa.array([b"report"]))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            packets.append(pa.array([b"packet %d" % number]))
+            yield pa.record_batch({"n": pa.array([number])})
+        finish()
+
+    run(monkeypatch, StreamingTask("q", "4", "r"))
+    monkeypatch.setattr(operator_task, "open_shard", opened)
+    monkeypatch.setattr(operator_task, "StateHandle", lambda store: store)
+    processor = EarlyFailure() if how == "fails" else Passing()
+    found = list(replace(operator, processor=processor).in_read(1, rows(), packets, finish))
+    passed = [each.column(CHANGELOG)[0].as_py() for each in found if each.column(CHANGELOG)[0].is_valid]
+    assert passed[-2] == b"report"
+    assert packing.unpack_packet(passed[-1]).task_attempt_id == "a"
+    assert passed[:-2] == ([] if how == "skipped" else [b"packet 0", b"packet 1", b"packet 2"])
+
+
+class EarlyFailure(EmptyProcessor):
+    """A processor that fails on its first row."""
+
+    def process(
+        self, batches: Iterator[pa.RecordBatch], state: StateAccess, context: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        next(batches)
+        raise ValueError("a bad row")
+        yield

@@ -36,7 +36,7 @@ PRIVATE_FOLDERS = (
     "kafka-eos-staging",
     "kafka-eos-state",
     "kafka-eos-due",
-    "kafka-eos-operators",
+    "kafka-eos-senders",
     "kafka-eos-live",
 )
 

@@ -6,7 +6,7 @@ Runs on the driver. Tasks do not import this module.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
-from kafka_eos_source.in_read.frame import Lineage, lineage
+from kafka_eos_source.in_read.lineage import Lineage, lineage
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.group import GroupOffsets
@@ -24,12 +24,18 @@ from kafka_eos_source.options.checked import ReadOptions
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.options.table import KEYED, OPERATOR_IN_READ
 from kafka_eos_source.protocol.identity import group_of
-from kafka_eos_source.protocol.packing import CHANGELOG, split_packets
+from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import Token
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.spark.operator_frame import operator_frame, spark_frame, spark_grouping, stores_of
+from kafka_eos_source.spark.operator_frame import (
+    Senders,
+    operator_frame,
+    senders_of,
+    spark_frame,
+    spark_grouping,
+)
 from kafka_eos_source.spark.pickled import to_bytes
-from kafka_eos_source.spark.session import disable_adaptive_streaming, warn_of_large_batches
+from kafka_eos_source.spark.session import disable_adaptive_streaming, time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 from kafka_eos_source.state.changelog.topic import changelog_name
 from kafka_eos_source.state.model import ShardProcessor, ShardsBy
@@ -48,7 +54,7 @@ from kafka_eos_source.state.shard_rows import (
     ROUTE,
     SHARD,
     pack,
-    routed,
+    pack_past_packets,
 )
 
 if TYPE_CHECKING:
@@ -104,8 +110,8 @@ def grouping(rows: DataFrame | GroupedData, key: str | Sequence[str] | None) -> 
     return spark_frame(frame), keys
 
 
-def with_store(frame: DataFrame, store: str) -> tuple[str, ...]:
-    """Returns the stores of the operators before an operator, and its own.
+def with_store(frame: DataFrame, store: str) -> Senders:
+    """Returns what sends packets before an operator, and the operator itself.
 
     Args:
         frame: what `grouping` returned.
@@ -114,14 +120,14 @@ def with_store(frame: DataFrame, store: str) -> tuple[str, ...]:
     Raises:
         InvalidOptionError: if an operator before it has the same store.
     """
-    before = stores_of(frame)
-    if store in before:
+    before = senders_of(frame)
+    if store in before.stores:
         raise InvalidOptionError(
             f"two stateful operators of the query have the store {store!r}; expected a name of its own for "
             "each, because both would write to one changelog.",
             fix="set another name with the argument 'store' on the new one of them.",
         )
-    return (*before, store)
+    return before + Senders((store,))
 
 
 def with_operator(
@@ -135,7 +141,7 @@ def with_operator(
     packed_schema: pa.Schema | None = None,
     combines: bool = False,
     has_event_times: bool = False,
-    stores: Sequence[str] = (),
+    senders: Senders | None = None,
 ) -> DataFrame:
     """Returns the operator's result: the processor's columns, and `CHANGELOG`, which the sink needs.
 
@@ -156,7 +162,7 @@ def with_operator(
         combines: whether the tasks of the source combine rows before they meet the state.
         has_event_times: whether the rows have an event time, which is then compared with Spark's time of the
             micro-batch; with `PARTITIONS` shards, with the time at which the shard's task began.
-        stores: what `with_store` returned.
+        senders: what `with_store` returned.
 
     Raises:
         InvalidOptionError: if an option or the number of shards is invalid.
@@ -166,7 +172,7 @@ def with_operator(
     """
     if shards == PARTITIONS:
         read = with_operator_in_read(frame, keys, processor, store=store, options=options, combines=combines)
-        return operator_frame(read, stores=stores or (store,))
+        return operator_frame(read, senders=senders or Senders((store,)))
     checked = parse_state(options)
     count = shard_count(shards)
     if checked.application_id is not None:
@@ -182,7 +188,7 @@ def with_operator(
         # In a streaming query, this is the time that Spark's offset log holds for the batch.
         frame = frame.withColumn(BATCH_TIME, functions.current_timestamp())
     result = by_shard(frame, keys, count).mapInArrow(run, from_arrow_schema(operator.output))
-    return operator_frame(result, count, stores or (store,))
+    return operator_frame(result, count, senders or Senders((store,)))
 
 
 def shard_count(shards: Shards) -> int:
@@ -237,21 +243,9 @@ def combine_partitions(
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task_begins()
-        packets_before: list[pa.Array] = []
-
-        def rows() -> Iterable[pa.RecordBatch]:
-            for batch in batches:
-                data, packets = split_packets(batch)
-                if len(packets):
-                    packets_before.append(packets)
-                yield data
-
-        for each in pack(combine(rows()), schema, keys, shards):
-            packets = [pa.nulls(each.num_rows, pa.binary())] if has_packets else []
-            yield pa.RecordBatch.from_arrays([*each.columns, *packets], schema=output)
-        for packets in packets_before:
-            empty = routed(pa.nulls(len(packets), pa.binary()), [0] * len(packets), shards)
-            yield pa.RecordBatch.from_arrays([*empty.columns, packets], schema=output)
+        if has_packets:
+            return pack_past_packets(combine, batches, schema, keys, shards)
+        return pack(combine(batches), schema, keys, shards)
 
     return frame.mapInArrow(run, from_arrow_schema(output))
 
@@ -265,18 +259,17 @@ def chosen_shards(frame: DataFrame, keys: Sequence[str], shards: Shards) -> Shar
     """Returns the argument ``shards``, or `PARTITIONS` if it is None and the source says that this is safe.
 
     It is safe if the rows come directly from a source with the option `KEYED`, and its key or its partition
-    is a grouping column. With Spark Connect, the source is unknown.
+    is a grouping column. With Spark Connect, no operator runs in the read.
 
     Args:
         frame: the columns that the operator uses.
         keys: the grouping columns.
         shards: argument of the operator.
     """
-    source = lineage(frame, frame.columns) if shards is None else None
+    source = lineage(frame, frame.columns) if shards is None and hasattr(frame, "_jdf") else None
     if source is None:
         return shards
-    of_source = {each.name: each.source for each in source.columns.columns}
-    grouped = {of_source[name] for name in keys}
+    grouped = {source.columns.column_of_source(name) for name in keys}
     if not grouped & {"key", "partition"}:
         return None
     if any(name.lower() == KEYED and value.lower() == "true" for name, value in source.options.items()):
@@ -320,8 +313,8 @@ def with_operator_in_read(
     checked = parse_state(options)
     if not hasattr(frame, "_jdf"):
         raise InvalidSchemaError(
-            "a stateful operator has shards='partitions' on Spark Connect, whose client cannot see which "
-            "source the frame reads.",
+            "a stateful operator has shards='partitions' on Spark Connect, whose client does not know how "
+            "many tasks run at the same time.",
             fix=_NUMBER_INSTEAD,
         )
     source = lineage(frame, frame.columns)
@@ -352,7 +345,7 @@ def with_operator_in_read(
         store=store,
         shards=shards,
         parallelism=frame.sparkSession.sparkContext.defaultParallelism,
-        timezone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
+        timezone=time_zone(frame.sparkSession),
     )
     own = {f"{OPERATOR_IN_READ}{name}": str(value) for name, value in options.items()}
     return operator_frame(source.read(step, frame.sparkSession, own))
@@ -364,7 +357,7 @@ def _record_keys(source: Lineage, keys: Sequence[str]) -> tuple[str, ...]:
     Raises:
         InvalidSchemaError: if equal values of the grouping columns can be in several partitions.
     """
-    of_source = {each.name: each.source for each in source.columns.columns}
+    of_source = {name: source.columns.column_of_source(name) for name in keys}
     if any(of_source[name] == "partition" for name in keys):
         return ()  # then each partition has groups of its own
     found = tuple(name for name in keys if of_source[name] == "key")

@@ -22,6 +22,9 @@ from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.model import ReadTask
+from kafka_eos_source.protocol import packing
+from kafka_eos_source.protocol.packing import BadRecordsOfTask
 from kafka_eos_source.spark.arrow import fit
 from kafka_eos_source.spark.pickled import from_bytes
 from kafka_eos_source.state.model import ShardsBy
@@ -55,12 +58,20 @@ class OperatorInRead(StepInRead):
     timezone: str
 
     @property
+    def what(self) -> str:
+        return "runs a stateful operator"
+
+    @property
     def schema(self) -> StructType:
         """Columns of the result."""
         return self.result
 
     def run(
-        self, shard: int, batches: Iterable[pa.RecordBatch], options: StateOptions
+        self,
+        shard: int,
+        batches: Iterable[pa.RecordBatch],
+        options: StateOptions,
+        task: ReadTask | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Runs the operator for one shard.
 
@@ -71,6 +82,7 @@ class OperatorInRead(StepInRead):
             shard: number of the shard.
             batches: all records of the shard in this micro-batch, with the columns that the operator needs.
             options: options of the operator.
+            task: the reading task of the shard; needed if bad records are set aside.
 
         Yields:
             Batches with the columns of `result`.
@@ -81,17 +93,35 @@ class OperatorInRead(StepInRead):
             StateError: as `Operator.in_read`.
         """
         processor = from_bytes(self.processor)
-        frames = self._frames(batches, shard)
+        packets = packing.WaitingPackets()
+        bad = BadRecordsOfTask(task) if task is not None else None
+        frames = self._frames(batches, shard, packets, bad)
+
+        def finish() -> None:
+            """Adds a report if the shard skips its rows, or fails: nothing of the batch commits then."""
+            if bad is not None and not bad.is_reported:
+                packets.append(packing.column([bad.report()]))
+
         operator = Operator(processor, self.store, self.shards, options, shards_by=ShardsBy.INPUT_PARTITION)
         # Spark requires timestamps in UTC of a Python source
-        schema = pa.schema([field.with_type(_in_utc(field.type)) for field in operator.output])
+        schema = pa.schema([field.with_type(_in_zone(field.type, "UTC")) for field in operator.output])
         rows = processor.partial(frames) if self.combines else frames
-        for batch in operator.in_read(shard, rows):
+        for batch in operator.in_read(shard, rows, packets, finish):
             yield fit(batch, schema, "the stateful operator returned")
 
-    def _frames(self, batches: Iterable[pa.RecordBatch], shard: int) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            frame = self.columns.frame(batch)
+    def _frames(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        shard: int,
+        packets: packing.WaitingPackets,
+        bad: BadRecordsOfTask | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a shard, and appends the packets among them to ``packets``."""
+        for batch in self.columns.frames(batches, bad=bad):
+            frame, found = packing.split_packets(batch)
+            packets.append(found)
+            if not frame.num_rows:
+                continue
             for name in self.record_keys:
                 missing = frame.column(name).null_count
                 if missing:
@@ -103,25 +133,21 @@ class OperatorInRead(StepInRead):
                         "with a new application.id and a new checkpoint. To keep shards='partitions', start "
                         "over in the same way with a topic in which each record has a key.",
                     )
-            schema = pa.schema([_in_zone(field, self.timezone) for field in frame.schema])
+            schema = pa.schema(
+                [field.with_type(_in_zone(field.type, self.timezone)) for field in frame.schema]
+            )
             yield fit(frame, schema, "the source returned")
 
 
-def _in_zone(field: pa.Field, timezone: str) -> pa.Field:
-    """Returns a column of the source with timestamps of a time zone; only ``timestamp`` is affected."""
-    type_ = field.type
-    return field.with_type(pa.timestamp(type_.unit, timezone)) if pa.types.is_timestamp(type_) else field
-
-
-def _in_utc(type_: pa.DataType) -> pa.DataType:
-    """Returns the type with all time zones, also those of nested types, replaced by UTC."""
+def _in_zone(type_: pa.DataType, zone: str) -> pa.DataType:
+    """Returns the type with all time zones, also those of nested types, replaced by one."""
     if pa.types.is_timestamp(type_) and type_.tz is not None:
-        return pa.timestamp(type_.unit, "UTC")
+        return pa.timestamp(type_.unit, zone)
     if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_in_utc(type_.value_type)))
+        return pa.list_(type_.value_field.with_type(_in_zone(type_.value_type, zone)))
     if pa.types.is_map(type_):
-        return pa.map_(_in_utc(type_.key_type), _in_utc(type_.item_type))
+        return pa.map_(_in_zone(type_.key_type, zone), _in_zone(type_.item_type, zone))
     if pa.types.is_struct(type_):
         fields = [type_.field(index) for index in range(type_.num_fields)]
-        return pa.struct([field.with_type(_in_utc(field.type)) for field in fields])
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in fields])
     return type_

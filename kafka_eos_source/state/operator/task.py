@@ -20,10 +20,10 @@ from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG, pack_packets, split_packets
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.spark.packet_senders import record_sender
 from kafka_eos_source.spark.worker import StreamingTask, release_unused_memory, running_task, task_begins
 from kafka_eos_source.state.changelog.topic import ChangelogTopic, changelog_client, changelog_name, ensure
 from kafka_eos_source.state.model import BatchContext, ShardProcessor, ShardsBy, StoreIdentity
-from kafka_eos_source.state.operator.running_operators import record_operator
 from kafka_eos_source.state.operator.shard import RequestedBatch, ShardTask, open_shard
 from kafka_eos_source.state.options import StateOptions
 from kafka_eos_source.state.shard_rows import BATCH_TIME, PACKED_BATCH, SHARD, unpack
@@ -90,19 +90,27 @@ class Operator:
         if running.partition >= self.shards:
             raise _misplaced(running.partition, self.shards)
         self._record(running)
-        packets: list[pa.Array] = []
+        packets = packing.WaitingPackets()
 
         def rows(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return self._rows(batches, running.partition, packets, context)
 
         return self._run(self._shard_task(running, running.partition), rows, packets)
 
-    def in_read(self, shard: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def in_read(
+        self,
+        shard: int,
+        rows: Iterator[pa.RecordBatch],
+        packets: packing.WaitingPackets | None = None,
+        finish: Callable[[], None] = lambda: None,
+    ) -> Iterator[pa.RecordBatch]:
         """Runs a shard in the task that reads its rows; returns the output rows, then the packets.
 
         Args:
             shard: number of the shard.
             rows: all rows of the shard in this micro-batch.
+            packets: packets of the read, which ``rows`` appends; None if it sends none.
+            finish: completes the packets if not all of ``rows`` was read.
 
         Raises:
             StateError: if there is no streaming query; or as `open_shard`.
@@ -113,25 +121,30 @@ class Operator:
         def unless_skipped(context: BatchContext | None) -> Iterator[pa.RecordBatch]:
             return iter(()) if context is None else _RowsInRead(rows)
 
-        return self._run(self._shard_task(running, shard), unless_skipped, [])
+        return self._run(
+            self._shard_task(running, shard), unless_skipped, packets or packing.WaitingPackets(), finish
+        )
 
     def _run(
         self,
         task: ShardTask,
         rows_of: Callable[[BatchContext | None], Iterator[pa.RecordBatch]],
-        packets_before: list[pa.Array],
+        packets_before: packing.WaitingPackets,
+        finish: Callable[[], None] = lambda: None,
     ) -> Iterator[pa.RecordBatch]:
         """Processes all rows of a shard.
 
         Args:
             task: the shard.
             rows_of: yields the rows, given the context of the batch; None = Kafka already holds the batch.
-            packets_before: packets of operators before this one, which ``rows_of`` appends.
+            packets_before: packets of the steps before this one, which ``rows_of`` appends.
+            finish: completes them if not all rows were taken.
         """
         with open_shard(task) as shard:
             if isinstance(shard, ShardReport):
                 for _ in rows_of(None):  # a replay must detect a wrong partitioning too
                     continue
+                finish()
                 yield from self._packets(packets_before, shard, ())
                 return
             rows = rows_of(shard.context)
@@ -144,20 +157,22 @@ class Operator:
                     raise
                 _log.warning("shard %s failed on a batch that Kafka may hold: %s", task.tp, error)
                 report = shard.failure_report(f"{type(error).__name__}: {error}")
+                for _ in rows:  # the packets behind the row that failed
+                    continue
             else:
                 failpoints.reach("state.after_process")
                 _warn_of_future_rows(task, shard.context)
                 _warn_of_late_rows(task, shard.context)
                 report, changes = shard.persist_pending()
+            finish()
             number = yield from self._packets(packets_before, report, changes)
         failpoints.reach("state.after_emit")
         if number >= _MANY_CHANGES:
-            packets_before.clear()  # what is still referenced cannot be returned
-            changes = ()
+            changes = ()  # what is still referenced cannot be returned
             release_unused_memory()
 
     def _packets(
-        self, before: Iterable[pa.Array], report: ShardReport, changes: Iterable[pa.RecordBatch]
+        self, before: packing.WaitingPackets, report: ShardReport, changes: Iterable[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, int]:
         """Yields the packets of the operators before this one, then its own, in batches of `output`.
 
@@ -173,7 +188,7 @@ class Operator:
                 yield each
 
         own = (packing.column([packet]) for packet in pack_packets(report, counted()))
-        for packets in chain(before, own):
+        for packets in chain(before.taken(), own):
             *fields, _ = self.output
             nulls = [pa.nulls(len(packets), field.type) for field in fields]
             yield pa.RecordBatch.from_arrays([*nulls, packets], schema=self.output)
@@ -187,7 +202,7 @@ class Operator:
 
     def _record(self, running: StreamingTask) -> None:
         """Records on this host that the operator runs."""
-        record_operator(running, changelog_name(self.options.application(running.query_id), self.store))
+        record_sender(running, changelog_name(self.options.application(running.query_id), self.store))
 
     def _shard_task(self, running: StreamingTask, shard: int) -> ShardTask:
         """Returns what this Spark task does for a shard."""
@@ -214,7 +229,7 @@ class Operator:
         self,
         batches: Iterable[pa.RecordBatch],
         shard: int,
-        packets: list[pa.Array],
+        packets: packing.WaitingPackets,
         context: BatchContext | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yields the shard's rows without the operator's columns, and appends their packets to ``packets``.
@@ -239,8 +254,7 @@ class Operator:
                     context.event_time_limit_ms = batch_ms + self.options.event_time_max_ahead_ms
                 batch = batch.drop_columns([BATCH_TIME])
             rows, packets_in_batch = split_packets(batch)
-            if len(packets_in_batch):
-                packets.append(packets_in_batch)
+            packets.append(packets_in_batch)
             if self.packed_schema is not None:
                 yield from unpack(rows.column(PACKED_BATCH), self.packed_schema)
             elif rows.num_rows:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import lineage, source_options, unused_watermark
+from kafka_eos_source.in_read.lineage import lineage, source_options, unused_watermark
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.session import time_zone
 from kafka_eos_source.state.operator.frame import (
     PARTITIONS,
     Shards,
@@ -96,10 +97,10 @@ def transform(
             topic is unsuitable or unreachable.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "time_mode='EventTime', on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
-    zone = _timezone(frame)
+    zone = time_zone(frame.sparkSession)
     data = _data_columns(frame)
 
     def runner(initial: InitialTopic | None) -> StatefulProcessorRunner:
@@ -144,7 +145,7 @@ def transform(
         shards=shards,
         options=options,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -198,7 +199,7 @@ def aggregate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "window=tumbling(…, on={on}, grace={grace})")
     frame, read = read_aggregates(frame, aggregates)
     # Drop the other columns, because Spark would convert them to rows and back.
@@ -206,7 +207,7 @@ def aggregate(
     frame = _select(frame, used)
     shards = chosen_shards(frame, keys, shards)
     processor = AggregateProcessor(
-        arrow_schema(_data_columns(frame), _timezone(frame)),
+        arrow_schema(_data_columns(frame), time_zone(frame.sparkSession)),
         keys,
         read,
         window=window,
@@ -235,7 +236,7 @@ def aggregate(
         packed_schema=packed_schema,
         combines=bool(combine),
         has_event_times=window is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -271,10 +272,10 @@ def apply(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "on={on}")
     shards = chosen_shards(frame, keys, shards)
-    zone = _timezone(frame)
+    zone = time_zone(frame.sparkSession)
     processor = FunctionProcessor(
         arrow_schema(_data_columns(frame), zone),
         keys,
@@ -292,7 +293,7 @@ def apply(
         shards=shards,
         options=options,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -326,10 +327,10 @@ def deduplicate(
         StateMismatchError, ChangelogError, UnavailableError: see `transform`.
     """
     frame, keys = grouping(rows, key)
-    stores = with_store(frame, store)
+    senders = with_store(frame, store)
     _refuse_watermark(frame, "on={on}, grace={grace}")
     shards = chosen_shards(frame, keys, shards)
-    schema = arrow_schema(_data_columns(frame), _timezone(frame))
+    schema = arrow_schema(_data_columns(frame), time_zone(frame.sparkSession))
     processor = DeduplicateProcessor(schema, keys, within=within, on=on, grace=grace)
     packed_schema = None
     if combine and shards != PARTITIONS:
@@ -345,7 +346,7 @@ def deduplicate(
         packed_schema=packed_schema,
         combines=combine,
         has_event_times=on is not None,
-        stores=stores,
+        senders=senders,
     )
 
 
@@ -414,8 +415,3 @@ def _select(frame: DataFrame, used: Sequence[str]) -> DataFrame:
 def _data_columns(frame: DataFrame) -> StructType:
     """Returns the frame's columns except `CHANGELOG`."""
     return StructType([field for field in frame.schema.fields if field.name != CHANGELOG])
-
-
-def _timezone(frame: DataFrame) -> str:
-    zone: Any = frame.sparkSession.conf.get("spark.sql.session.timeZone")
-    return str(zone)

@@ -16,9 +16,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.in_read.step import StepInRead
+from kafka_eos_source.in_read.step import StepInRead, with_column_of_packets
+from kafka_eos_source.model import ReadTask
 from kafka_eos_source.state.aggregates import Aggregate
-from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack
+from kafka_eos_source.state.shard_rows import PACKED_SCHEMA, pack, pack_past_packets
 from kafka_eos_source.state.vector.processor import AggregateProcessor
 from kafka_eos_source.state.vector.windows import Window
 
@@ -39,6 +40,10 @@ class AggregateInRead(StepInRead):
     window: Window | None
     shards: int
 
+    @property
+    def what(self) -> str:
+        return "combines the rows of each key"
+
     def check(self) -> None:
         """Creates the processor, which checks the columns."""
         _ = self.partial_schema
@@ -46,17 +51,22 @@ class AggregateInRead(StepInRead):
     @cached_property
     def schema(self) -> StructType:
         """Columns that the read returns to Spark."""
-        return from_arrow_schema(PACKED_SCHEMA)
+        packed = from_arrow_schema(PACKED_SCHEMA)
+        return with_column_of_packets(packed) if self.sets_aside else packed
 
     @cached_property
     def partial_schema(self) -> pa.Schema:
         """Columns of the rows in the packed batches."""
         return self._processor.partial_schema
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], task: ReadTask | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Turns the rows that one task read into packed batches with one partial row per group."""
-        partial = self._processor.partial(map(self.columns.frame, batches))
-        return pack(partial, self.partial_schema, self.keys, self.shards)
+        frames, partial = self.columns.frames(batches, task), self._processor.partial
+        if self.sets_aside:
+            return pack_past_packets(partial, frames, self.partial_schema, self.keys, self.shards)
+        return pack(partial(frames), self.partial_schema, self.keys, self.shards)
 
     @cached_property
     def _processor(self) -> AggregateProcessor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.frame import unused_watermark
+from kafka_eos_source.in_read.lineage import unused_watermark
 from kafka_eos_source.state import aggregate, apply, deduplicate, transform
 
 plans = pytest.importorskip("pyspark.sql.connect.plan")

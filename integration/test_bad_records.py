@@ -1,0 +1,228 @@
+"""Records that a read sets aside become dead letters, once, whatever steps of a query follow."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from integration.support.kafka import produce, read_back
+from kafka_eos_source import App, files, map_in_read
+from kafka_eos_source.cli import main
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.protocol import records
+from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.protocol.records import DeadLetter
+from kafka_eos_source.sinks.filesystem import committed_files
+
+ROWS = 400
+SCHEMA = "n INT, carrier STRING"
+#: Every hundredth record, and what is wrong with it.
+BAD = {
+    50: '{"n": "fifty", "carrier": "c0"}',
+    150: '{"n": 150, "carrier": "c0"',
+    250: "",
+    350: '{"n": 1e30}',
+}
+GOOD = [n for n in range(ROWS) if n not in BAD]
+
+
+def carrier(n: int) -> str:
+    return f"c{n % 3}"
+
+
+def document(n: int) -> str:
+    return BAD.get(n, json.dumps({"n": n, "carrier": carrier(n)}))
+
+
+class Flights:
+    """A query that reads flights, of which 1 % are bad, and its topics."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> None:
+        self.spark, self.broker, self.checkpoint = spark, broker, checkpoint
+        self.source, self.target, self.dead = topic(2), topic(2), topic(1)
+        self.app = App(
+            f"app-{self.target}",
+            broker,
+            checkpoint=checkpoint,
+            options={"state.dir": f"{checkpoint}-state"},
+            spark=spark,
+        )
+        self.send(document(n) for n in range(ROWS))
+
+    def send(self, documents: Iterator[str]) -> None:
+        values = list(documents)
+        keys = [carrier(n) for n in range(len(values))]
+        produce(self.broker, self.source, values, keys=keys)
+
+    def read(self, **arguments: Any) -> DataFrame:
+        usual = {"schema": SCHEMA, "keep": "key", "on_bad": "dead-letter", "options": {"minPartitions": 4}}
+        return self.app.read(self.source, **{**usual, **arguments})
+
+    @property
+    def dead_letters(self) -> dict[str, str]:
+        return {"onInvalidRecord": "dead-letter", "deadLetter.topic": self.dead}
+
+    def write(self, frame: DataFrame, **arguments: Any) -> None:
+        """Runs the query to its end, then again as if the driver had died before Spark's commit."""
+        for _ in range(2):
+            self.start(frame, **arguments)
+            for name in ("0", ".0.crc"):
+                Path(self.checkpoint, "commits", name).unlink(missing_ok=True)
+
+    def start(self, frame: DataFrame, **arguments: Any) -> None:
+        writer = self.app.write(frame, self.target, **{"options": self.dead_letters, **arguments})
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def written(self) -> list[tuple[str | None, Any]]:
+        found = read_back(self.broker, self.target)
+        return [(each.key and each.key.decode(), json.loads(each.value or b"null")) for each in found]
+
+    def check_letters(self, bad: dict[int, str] = BAD) -> None:
+        """Checks that there is one letter of each bad record, which holds it and names it."""
+        letters = read_back(self.broker, self.dead)
+        assert Counter((each.value or b"").decode() for each in letters) == Counter(bad.values())
+        read = {(each.partition, each.offset): each for each in read_back(self.broker, self.source)}
+        for each in letters:
+            said = DeadLetter.parse(each.headers or ())
+            assert (said.origin_topic, said.holds) == (self.source, records.INPUT)
+            assert said.origin_partition is not None
+            assert said.origin_offset is not None
+            record = read[said.origin_partition, said.origin_offset]
+            assert (record.key, record.value) == (each.key, each.value)
+            assert said.origin_timestamp_ms == record.timestamp_ms
+
+
+@pytest.fixture
+def flights(spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str) -> Flights:
+    return Flights(spark, broker, topic, checkpoint)
+
+
+@pytest.mark.core
+def test_through_sql_in_the_read_and_staged_there(
+    flights: Flights, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record for which the SQL fails is set aside too."""
+    app = flights.app
+    frame = app.sql(
+        "SELECT key, CASE WHEN n = 77 THEN CAST(carrier AS INTEGER) ELSE n END AS n "
+        "FROM {f} WHERE n % 7 <> 5",
+        f=flights.read(),
+    )
+    app.explain(frame, flights.target, key="key")
+    assert "no row passes through Spark" in capsys.readouterr().out
+    flights.write(frame, key="key")
+    assert sorted(row["n"] for _, row in flights.written()) == [n for n in GOOD if n % 7 != 5 and n != 77]
+    flights.check_letters({**BAD, 77: document(77)})
+
+
+@pytest.mark.core
+def test_through_steps_of_spark_and_to_a_sink_outside_kafka(flights: Flights, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    frame = (
+        flights.read()
+        .where("n % 2 = 0")
+        .withColumn("half", f.col("n") / 2)
+        .withColumnRenamed("key", "carrier_key")
+        .select("carrier_key", f.col("half").cast("int").alias("half"))
+    )
+    flights.write(frame, key="carrier_key", sinks={"archive": files(archive, format="json")})
+    wanted = [n // 2 for n in GOOD if n % 2 == 0]
+    assert sorted(row["half"] for _, row in flights.written()) == wanted
+    archived = [
+        json.loads(line) for file in committed_files(archive) for line in Path(file).read_text().splitlines()
+    ]
+    assert sorted(row["half"] for row in archived) == wanted, "no bad record, and no packet"
+    flights.check_letters()
+
+
+def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch({"value": pc.multiply(batch["n"], 2).cast(pa.string())})
+
+
+@pytest.mark.parametrize("after_spark", [False, True])
+def test_through_map_in_read(flights: Flights, after_spark: bool) -> None:
+    read = flights.read()
+    frame = map_in_read(read.where("n > 5") if after_spark else read, doubled, "value STRING")
+    flights.write(frame)
+    first = 6 if after_spark else 0
+    assert sorted(row for _, row in flights.written()) == [2 * n for n in GOOD if n >= first]
+    flights.check_letters()
+
+
+@pytest.mark.parametrize("way", ["combined in the read", "two operators", "partitions"])
+def test_through_stateful_operators(flights: Flights, way: str) -> None:
+    app = flights.app
+    if way == "partitions":
+        read = flights.read(keyed=True, options={})
+        counted = app.aggregate(read.groupBy("key"), n=f.count("*"))
+        key = "key"
+    else:
+        rows = flights.read()
+        if way == "two operators":
+            rows = app.deduplicate(rows.groupBy("carrier", "n"), shards=2)
+        counted = app.aggregate(rows.groupBy("carrier"), n=f.count("*"), shards=2)
+        key = "carrier"
+    flights.write(counted, key=key)
+    assert dict(flights.written()) == {
+        name: {"n": count} for name, count in Counter(map(carrier, GOOD)).items()
+    }
+    flights.check_letters()
+
+
+def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the_batch(
+    flights: Flights,
+) -> None:
+    frame = flights.read()
+    with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a read with on_bad='dead-letter'"):
+        frame.distinct()
+    with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
+        frame.where("n > 5").unionByName(frame.where("n <= 5"))
+    frame.createOrReplaceTempView("flights_with_bad")
+    lossy = flights.spark.sql("SELECT key, CAST(n AS STRING) AS value FROM flights_with_bad")
+    with pytest.raises(InvalidSchemaError, match=f"drops the column '{CHANGELOG}'"):
+        flights.app.write(lossy, flights.target)
+    # without App.write, nothing checks the plan of a view
+    sink = {**flights.app.options("sink"), **flights.dead_letters, "topic": flights.target}
+    writer = lossy.writeStream.format("kafka-eos").options(**sink).trigger(availableNow=True)
+    with pytest.raises(PySparkException, match=r"KAFKA_EOS\.STAGED_READ.*nothing that they sent"):
+        writer.start().awaitTermination()
+    assert read_back(flights.broker, flights.target) == []
+    keeping = f"SELECT key, CAST(n AS STRING) AS value, {CHANGELOG} FROM flights_with_bad"
+    flights.write(flights.spark.sql(keeping))
+    assert sorted(value for _, value in flights.written()) == GOOD
+    flights.check_letters()
+
+
+def test_letters_are_sent_again_and_read_with_the_correct_schema(flights: Flights) -> None:
+    """The producer wrote texts for some time; then the query is corrected."""
+    flights.start(flights.read(schema="n INT"), key="key")
+    flights.check_letters()
+    command = ["dead-letters", "replay", flights.dead, "--bootstrap-servers", flights.broker]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    flights.start(flights.read(schema="n STRING"), key="key")
+    again = [row for _, row in flights.written()][len(GOOD) :]
+    assert {"n": "fifty"} in again
+
+
+def test_a_bad_record_stops_the_query_or_becomes_nulls(flights: Flights) -> None:
+    with pytest.raises(PySparkException, match=r"KAFKA_EOS\.INVALID_RECORD.*cannot be decoded") as failed:
+        flights.start(flights.read(on_bad="fail"), key="key")
+    assert f"topic {flights.source}, partition " in str(failed.value)
+    assert read_back(flights.broker, flights.target) == []
+    flights.start(flights.read(on_bad="null"), key="key")
+    found = flights.written()
+    assert len(found) == ROWS
+    assert ("c2", {"carrier": "c0"}) in found, "only the field that does not fit is null"
+    flights.check_letters({})

@@ -1,0 +1,121 @@
+"""Decodes the values of records in the read: their fields become columns, as `App.read` declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import DataType, StructField, StructType
+
+from kafka_eos_source.documents.converted import Converted
+from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad
+from kafka_eos_source.in_read.rows import RowsInRead
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
+from kafka_eos_source.spark.schema import VALUE, read_schema
+
+#: All columns that the source can have.
+SOURCE_COLUMNS = tuple(read_schema(include_headers=True).names)
+
+
+class ColumnDecoder(Protocol):
+    """Decodes a column of bytes, such as `documents.decode.JsonDecoding`. It can be pickled."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Type of the decoded values."""
+        ...
+
+    def slices(self, column: pa.Array) -> Iterator[Converted]:
+        """Yields the decoded values slice by slice, each as large as memory allows."""
+        ...
+
+
+@dataclass(frozen=True)
+class DecodedValues:
+    """Decodes the column ``value``; its fields become columns, behind those that are kept.
+
+    If the decoded values are no structs, they become the column ``value``.
+
+    Attributes:
+        rows: schema of the result.
+        decoder: decodes the values.
+        kept: number of columns of the source at the beginning of the result.
+        makes_nulls: whether a value that cannot be decoded is no error: its row is what the decoder made
+            (``on_bad="null"``).
+    """
+
+    rows: StructType
+    decoder: ColumnDecoder
+    kept: int
+    makes_nulls: bool = False
+
+    def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
+        """Yields the rows of consecutive slices of a batch, and why values cannot be decoded, by row."""
+        names, at = self.rows.names, 0
+        for decoded in self.decoder.slices(batch.column(VALUE)):
+            count = len(decoded.values)
+            kept = [batch.column(name).slice(at, count) for name in names[: self.kept]]
+            is_struct = pa.types.is_struct(decoded.values.type)
+            fields = decoded.values.flatten() if is_struct else [decoded.values]
+            errors = {} if self.makes_nulls else decoded.errors
+            yield pa.RecordBatch.from_arrays([*kept, *fields], names), errors
+            at += count
+
+
+def decoded_values(
+    decoder: ColumnDecoder,
+    type_: DataType,
+    keep: Sequence[str],
+    what: str,
+    *,
+    on_bad: OnBad = FAIL,
+    has_headers: bool = False,
+) -> RowsInRead:
+    """Returns the step that decodes the values of records.
+
+    Args:
+        decoder: decodes the values.
+        type_: type of the decoded values.
+        keep: columns of the source to keep in front of their fields.
+        what: what is decoded, for people.
+        on_bad: what becomes of records whose value cannot be decoded.
+        has_headers: whether the source has the column ``headers``.
+
+    Raises:
+        InvalidSchemaError: if ``keep`` names no column of the source, or one that the values have too.
+    """
+    fields = type_.fields if isinstance(type_, StructType) else [StructField(VALUE, type_)]
+    check_kept(keep, [each.name for each in fields])
+    source = read_schema(include_headers=True)
+    nullable = [StructField(each.name, each.dataType) for each in fields]
+    rows = StructType([*(source[name] for name in keep), *nullable])
+    columns = ReadColumns(tuple(ReadColumn(name, name) for name in dict.fromkeys((*keep, VALUE))))
+    transform = DecodedValues(rows, decoder, len(keep), on_bad == NULL)
+    copies = {name: name for name in keep}
+    return RowsInRead.of(transform, columns, what, copies, on_bad=on_bad, has_headers=has_headers)
+
+
+def check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:
+    """Checks the columns of the source that stay beside the fields of the values.
+
+    Raises:
+        InvalidSchemaError: if one is no column of the source, or two columns would have one name.
+    """
+    unknown = [name for name in keep if name not in SOURCE_COLUMNS]
+    if unknown:
+        raise InvalidSchemaError(
+            f"keep= names {', '.join(map(repr, unknown))}; expected columns of the source: "
+            f"{', '.join(SOURCE_COLUMNS)}.",
+            fix="name columns of the record in keep=, and fields of its value in schema=.",
+        )
+    names = [*keep, *fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidSchemaError(
+            f"{', '.join(map(repr, twice))} would be two columns: one of the record, which keep= names, and "
+            "one of its value.",
+            fix="leave it out of keep=; or read without schema=, and parse and name the columns yourself.",
+        )
