@@ -144,8 +144,13 @@ def answer(words: tuple[str, ...], questions: tuple[str, ...], argument: Parse[o
     return parse
 
 
+def option_text(value: object) -> str:
+    """Returns the value of an option as Spark's ``options()`` passes it on: booleans in lower case."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def digests(name: str, value: str) -> dict[str, str]:
-    """Parses a JSON object of texts, such as digests by the names of what they are of."""
+    """Parses a JSON object whose values are texts, such as the digest of each static table by its name."""
     expected = 'a JSON object of texts, such as {"rates":"5f3c"}'
     try:
         found = parse_json(value)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
@@ -26,7 +26,7 @@ from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
-from kafka_eos_source.in_read.decode import decoded_values
+from kafka_eos_source.in_read.decode import ColumnDecoder, decoded_values
 from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import schema_of_packed_rows
@@ -137,7 +137,7 @@ class App:
             )
         self.checkpoint = None if checkpoint is None else os.fspath(checkpoint)
         self._spark = spark
-        given = {name: _text(value) for name, value in (options or {}).items()}
+        given = {name: values.option_text(value) for name, value in (options or {}).items()}
         for name in given:
             if name.lower() in _OWN_OPTIONS:
                 raise InvalidOptionError(
@@ -224,7 +224,7 @@ class App:
         Raises:
             InvalidOptionError: if an option of the call is unknown or belongs to another part.
         """
-        given = {name: _text(value) for name, value in (more or {}).items()}
+        given = {name: values.option_text(value) for name, value in (more or {}).items()}
         for name in given:
             if name.lower() in _OWN_OPTIONS:
                 raise InvalidOptionError(
@@ -319,27 +319,21 @@ class App:
         if HEADERS in kept or on_bad == DEAD_LETTER:  # a dead letter has the headers of its record
             source = Options(_replaced(source, {"includeHeaders": "true"}))
         has_headers = parse_read(source, streaming=True).include_headers
-        step = None
+        given: tuple[ColumnDecoder, DataType, str] | None = None
         if fields is not None:
-            decoder = JsonDecoding(fields, time_zone(self.spark), partial=on_bad == NULL)
-            step = decoded_values(
-                decoder, decoder.rows, kept, "decodes JSON", on_bad=on_bad, has_headers=has_headers
-            )
+            of_json = JsonDecoding(fields, time_zone(self.spark), partial=on_bad == NULL)
+            given = of_json, of_json.rows, "decodes JSON"
         elif selected is not None:
-            step = decoded_values(
-                selected.decoding(),
-                selected.spark_type,
-                kept,
-                "decodes with a registry",
-                on_bad=on_bad,
-                has_headers=has_headers,
-            )
+            given = selected.decoding(), selected.spark_type, "decodes with a registry"
         elif kept:
             raise InvalidOptionError(
                 "keep= is set, but neither schema= nor registry=, so all columns of the record stay anyway.",
                 fix="leave out keep=, and choose columns with .select(…).",
             )
-        if step is not None:
+        step = None
+        if given is not None:
+            decoder, type_, does = given
+            step = decoded_values(decoder, type_, kept, does, on_bad=on_bad, has_headers=has_headers)
             source[STEP_IN_READ] = step.to_option()
         try:
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
@@ -714,11 +708,6 @@ def _session(name: str, checkpoint: str | None) -> SparkSession:
         is_local = checkpoint is None or "://" not in checkpoint.replace("file://", "")
         builder = builder.config(map={**recommended_settings(), **(local_checkpoints() if is_local else {})})
     return builder.getOrCreate()
-
-
-def _text(value: object) -> str:
-    """Returns the value of an option as Spark's ``options()`` passes it on."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _replaced(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

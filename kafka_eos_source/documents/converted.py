@@ -1,4 +1,4 @@
-"""What a conversion of a column returns, and the limits of what it makes.
+"""What the conversion of a column returns, and how large the result may become.
 
 Documents are foreign, so a conversion keeps within the limits below. They count what a document or a schema
 contains, and not seconds, so that a slow machine makes no record bad.
@@ -44,7 +44,7 @@ class Converted:
 
     @classmethod
     def of(cls, values: pa.Array, errors: Mapping[int, str]) -> Converted:
-        """Returns values with the errors of their rows, and without those of rows behind them."""
+        """Returns values with the errors of their rows, and without the errors of later rows."""
         return cls(values, {row: text for row, text in errors.items() if row < len(values)})
 
 

@@ -35,8 +35,8 @@ class JsonDecoding:
         schema: the fields that documents may have, with the types of their values. Other fields of a document
             are skipped; a field that is missing or null is null, also if the schema says NOT NULL.
         time_zone: the time zone of timestamps that name none, as in ``spark.sql.session.timeZone``.
-        partial: whether a value that does not fit is null and leaves its neighbours as they are, and a
-            document that is none is a row of nulls, as in the mode PERMISSIVE of ``from_json``.
+        partial: whether a value that does not fit becomes null while the other fields keep their values, and
+            bytes that are not a JSON object become a row of nulls, as in ``from_json``'s mode PERMISSIVE.
 
     Raises:
         InvalidSchemaError: if a field has a type that documents are not decoded to, two fields of a struct
@@ -66,7 +66,7 @@ class JsonDecoding:
         """Decodes documents.
 
         Args:
-            column: the documents, as binary or as strings; null = there is none.
+            column: the documents, as binary or as strings; null where a record has none.
             most_bytes: the most that the result may take.
 
         Returns:
@@ -113,7 +113,7 @@ _WHOLE = "a whole number from {} to {}, written without fraction, exponent and q
 
 
 class _Plain(NamedTuple):
-    """A type without others inside it: how it is read, and what documents must contain."""
+    """How a type that contains no other types is read, and what documents must contain."""
 
     op: Op
     expected: str
@@ -151,7 +151,7 @@ _PLAIN: Mapping[type[types.DataType], _Plain] = {
 
 @dataclass(eq=False)
 class _Node:
-    """``node_t`` of json.c, and what messages say of it."""
+    """``node_t`` of json.c, and what error messages say about the field."""
 
     op: Op
     path: str
@@ -314,7 +314,7 @@ def _node(found: types.DataType, path: str) -> _Node:
     return _Node(plain.op, path, found, plain.expected, plain.a)
 
 
-#: Types that are read as STRING. Spark's parser, too, does not check the lengths.
+#: Types that are read as STRING. As in Spark's parser, nobody checks the lengths of CHAR and VARCHAR.
 _TEXTS = (types.StringType, types.CharType, types.VarcharType)
 
 

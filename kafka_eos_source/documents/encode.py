@@ -86,7 +86,7 @@ class _Form(IntFlag):
 
 @dataclass(frozen=True)
 class _Forms:
-    """How timestamps are written, and whether small decimals have exponents and null fields are written."""
+    """How timestamps are written, and whether small decimals get exponents and null fields are written."""
 
     timestamp: _Form
     timestamp_ntz: _Form
@@ -439,7 +439,7 @@ def _plain(type_: DataType, arrow: pa.DataType, path: str) -> pa.DataType:
     """Returns the Arrow type to which values are cast before they are written; mostly the one they have.
 
     Raises:
-        InvalidSchemaError: if values of the Arrow type are none of the Spark type.
+        InvalidSchemaError: if the Arrow type does not hold values of the Spark type.
     """
     kinds = pa.types
     if isinstance(arrow, pa.BaseExtensionType):

@@ -1,8 +1,12 @@
 """Decodes and encodes columns around the function of `map_in_read`: with a schema registry, or JSON.
 
-So decoded values stay in Arrow batches between Kafka and Kafka. With ``on_bad="dead-letter"``, rows that
-cannot be decoded go around the function: they reach the sink unchanged, and marked for its option
+Decoded values stay in Arrow batches between Kafka and Kafka. With ``on_bad="dead-letter"``, rows that cannot
+be decoded go around the function: they reach the sink unchanged, and marked for its option
 ``onInvalidRecord``. They need no packets, because no step of Spark can be between `map_in_read` and the sink.
+
+`App.read` decodes with a step of its own before other steps (`in_read.decode`). `map_in_read` does not use
+that step, because its function may run after Spark's steps, and may encode: then rows of the function, which
+come from no single record, are marked too.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from kafka_eos_source.in_read.step import (
     schema_of_packed_rows,
     with_column_of_packets,
 )
+from kafka_eos_source.option_values import option_text
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
@@ -149,10 +150,7 @@ def _options_of_source(frame: DataFrame, write: Mapping[str, Any]) -> dict[str, 
             raise InvalidOptionError(
                 f"write= of map_in_read: option {name!r} is None; expected text.", fix="leave it out."
             )
-    # booleans in lower case, as Spark's options() has them
-    texts = {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in write.items()
-    }
+    texts = {name: option_text(value) for name, value in write.items()}
     try:
         parse_sink_in_read(texts)
     except InvalidOptionError as error:

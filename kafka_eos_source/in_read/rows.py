@@ -16,7 +16,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +46,10 @@ from kafka_eos_source.spark.worker import running_task
 #: An engine pays for each call. So small batches of the source become one of about this size.
 MOST_ROWS, ENOUGH_BYTES = 40_000, 16 << 20
 
-#: So much of a bad row is in the error.
+#: The most characters of a bad row that an error quotes.
 _SHOWN = 200
+
+T = TypeVar("T")
 
 
 class RowTransform(Protocol):
@@ -172,7 +174,7 @@ class RowsInRead(StepInRead):
 
     @property
     def of_source(self) -> tuple[str, ...]:
-        """Columns to read from the source: also those that name a bad record or are set aside with it."""
+        """Columns to read from the source, with those that a bad record's error or packet needs."""
         more = columns_to_read(self.on_bad, has_headers=self.has_headers)
         return tuple(dict.fromkeys((*self.columns.of_source, *more)))
 
@@ -339,7 +341,8 @@ class MappedRows:
             InvalidRecordError: if the transform cannot process a row. It shows the row.
         """
         given, made = arrow_schema(self.columns), arrow_schema(self.transform.rows)
-        for group in gathered(fit(each, given, "Spark passed") for each in batches):
+        fitting = (fit(each, given, "Spark passed") for each in batches)
+        for group in _grouped(fitting, lambda each: each.num_rows, lambda each: each.nbytes):
             batch = concatenated(group)
             result, errors = self.transform(batch)
             if errors:
@@ -356,42 +359,35 @@ class MappedRows:
 def joined(given: Iterable[Traced]) -> Iterator[Traced]:
     """Yields rows in fewer batches of about `MOST_ROWS` rows, or made of records of `ENOUGH_BYTES`.
 
-    Decoded rows are much smaller than their documents. So this joins what an engine takes, and not what the
-    decoder takes: the copy then costs little.
+    Decoded rows are much smaller than their documents. An engine therefore gets rows that were joined after
+    they were decoded: their copy costs little.
     """
-    waiting: list[Traced] = []
+
+    def size(each: Traced) -> int:
+        return sum(batch.nbytes for batch in each.records.batches)
+
+    for parts in _grouped(given, lambda each: each.rows.num_rows, size):
+        rows = concatenated([each.rows for each in parts])
+        records = Records.joined([each.records for each in parts])
+        yield Traced(rows, records, aligned=all(each.aligned for each in parts))
+
+
+def _grouped(
+    items: Iterable[T], rows_of: Callable[[T], int], bytes_of: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """Yields consecutive items in groups of at most `MOST_ROWS` rows, or as soon as they have `ENOUGH_BYTES`.
+
+    An item that has more rows makes a group of its own.
+    """
+    waiting: list[T] = []
     rows = size = 0
-    for each in given:
-        if waiting and rows + each.rows.num_rows > MOST_ROWS:
-            yield _together(waiting)
-            waiting, rows, size = [], 0, 0
-        waiting.append(each)
-        rows += each.rows.num_rows
-        size += sum(batch.nbytes for batch in each.records.batches)
-        if size >= ENOUGH_BYTES:
-            yield _together(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield _together(waiting)
-
-
-def _together(parts: list[Traced]) -> Traced:
-    rows = concatenated([each.rows for each in parts])
-    records = Records.joined([each.records for each in parts])
-    return Traced(rows, records, aligned=all(each.aligned for each in parts))
-
-
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields consecutive batches that together have about `MOST_ROWS` rows or `ENOUGH_BYTES`."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        if waiting and rows + batch.num_rows > MOST_ROWS:
+    for each in items:
+        if waiting and rows + rows_of(each) > MOST_ROWS:
             yield waiting
             waiting, rows, size = [], 0, 0
-        waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
+        waiting.append(each)
+        rows += rows_of(each)
+        size += bytes_of(each)
         if size >= ENOUGH_BYTES:
             yield waiting
             waiting, rows, size = [], 0, 0

@@ -285,7 +285,7 @@ class Engine:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def failing(self, tree: Mapping[str, Any]) -> str | None:
-        """Returns a query that says of each row whether it fails; None if there is none for the text.
+        """Returns a query that tells for each row whether it fails; None if the text has no such query.
 
         ``TRY`` of a row of values is null only if one of them fails. The query exists for a SELECT of
         expressions of the input's columns, without ``unnest``.

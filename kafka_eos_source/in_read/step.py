@@ -136,7 +136,7 @@ class ReadColumns:
 
 
 def with_column_of_packets(rows: StructType) -> StructType:
-    """Returns the schema of rows together with the column of packets, of which none has state changes."""
+    """Returns the schema of rows with the column of packets, which here contain only bad records."""
     packets = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
     return StructType([*rows.fields, packets])
 
@@ -169,7 +169,7 @@ class StepInRead(ABC):
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What the steps before this one and this one do, the first step first."""
+        """What the steps up to this one do, in the order in which they run."""
         before = self.columns.before
         return (self.what,) if before is None else (*before.steps, self.what)
 

@@ -4,10 +4,10 @@
  * documents/decode.py compiles a schema of Spark into a tree of nodes in one flat array; node 0 is the document. Each
  * node has one column. The functions below walk through each document once, and put values into the columns of the
  * fields that the schema declares. The nodes are trusted, because Python made them. Documents are not: a document is
- * copied to memory that ends with zero bytes, which JSON allows nowhere, so no function looks behind its end. What a
- * document makes is bounded by `most_bytes`: a call stops before the row with which the columns would take more, or an
- * offset would not fit into an int32, and the caller goes on from there with another call. Depth is bounded for
- * skipped values, too, which are read without recursion.
+ * copied to memory that ends with zero bytes, which JSON allows nowhere, so no function reads past its end.
+ * `most_bytes` limits the memory of the result: a call stops before the row that would exceed it, or whose offset would
+ * not fit into an int32, and the caller continues at that row with another call. The depth of values that are skipped is limited
+ * too; they are read without recursion.
  *
  * A column is filled lazily: a field that is missing or null costs nothing until a later row has a value.
  *
@@ -39,9 +39,9 @@
 
 EXPORT int32_t kafka_eos_json_version(void) { return KAFKA_EOS_JSON_VERSION; }
 
-/* Zero bytes behind a document; no load of several bytes at once is longer. */
+/* Zero bytes that follow a document. No load of several bytes at once is longer. */
 #define PADDING 64
-/* As runtime/json_input.py. */
+/* The same limits as in runtime/json_input.py. */
 #define MOST_LEVELS 254
 
 /* ---- the input and the result of a call ---------------------------------------------------------------- */
@@ -98,7 +98,7 @@ typedef struct {
 
 #define QUOTED_BYTES 64
 
-/* Why a row is bad. decode.py has the texts. `text` begins the value, or what is at the place of a syntax error. */
+/* Why a row is bad. decode.py has the texts. `text` is the beginning of the value, or of what causes a syntax error. */
 typedef struct {
         int64_t row, node, code, at, bytes;
         uint8_t text[QUOTED_BYTES];
@@ -165,7 +165,7 @@ typedef struct {
         table_t *tables; /* of each node */
         slot_t *slots;
         expected_t *expected;
-        part_t document;           /* the document, and zero bytes behind it */
+        part_t document;           /* the document, followed by zero bytes */
         part_t text, second, keys; /* for strings with escapes, and keys of maps */
         const uint8_t *past;       /* the end of the document */
         allowance_t allowance;
@@ -177,7 +177,7 @@ typedef struct {
 
 /* ---- failures ------------------------------------------------------------------------------------------- */
 
-/* The document is no JSON object. */
+/* Fails the document, which is not a JSON object. */
 KAFKA_EOS_COLD static const uint8_t *broken(run_t *run, int64_t code, const uint8_t *at) {
         if (at >= run->past && code != UTF8 && code != EMPTY) {
                 at   = run->past;
@@ -189,7 +189,7 @@ KAFKA_EOS_COLD static const uint8_t *broken(run_t *run, int64_t code, const uint
         return NULL;
 }
 
-/* The value that begins at `at` does not fit its type. */
+/* Fails the value that begins at `at`, which does not fit its type. */
 KAFKA_EOS_COLD static const uint8_t *misfit(run_t *run, int64_t code, int64_t node, const uint8_t *at) {
         run->code      = code;
         run->node      = node;
@@ -210,7 +210,7 @@ KAFKA_EOS_COLD static const uint8_t *stop(run_t *run) {
 
 /* ---- scanning -------------------------------------------------------------------------------------------- */
 
-/* Returns the next quote, backslash or control character; there is one, at the latest behind the document. */
+/* Returns the next quote, backslash or control character; the zero bytes after the document are such. */
 static inline const uint8_t *next_special(const uint8_t *at) {
 #if defined(__SSE2__)
         const __m128i quote = _mm_set1_epi8('"'), slash = _mm_set1_epi8('\\'), control = _mm_set1_epi8(0x1F);
@@ -272,8 +272,8 @@ static int hex(uint8_t digit) {
 }
 
 /*
- * Returns the quote that ends a string, which begins at `at`, behind its first quote. Sets `has_escapes` if there are
- * any. NULL = the string is not well-formed.
+ * Returns the quote that ends a string. `at` is the position after its first quote. Sets `has_escapes` if the string
+ * has escapes. Returns NULL if the string is not well-formed.
  */
 static inline const uint8_t *end_of_string(run_t *run, const uint8_t *at, int *has_escapes) {
         for (;;) {
@@ -312,8 +312,8 @@ static uint32_t four_digits(const uint8_t *at) {
 }
 
 /*
- * Writes a well-formed string without its escapes, which is never longer. Returns the number of bytes; -1 = it contains
- * half of a surrogate pair.
+ * Writes a well-formed string with its escapes replaced, which never makes it longer. Returns the number of bytes; -1
+ * if it contains half of a surrogate pair.
  */
 static int64_t unescape(const uint8_t *at, const uint8_t *past, uint8_t *to) {
         uint8_t *start = to;
@@ -550,7 +550,7 @@ static void fill(const node_t *node, column_t *column, int64_t rows) {
         column->rows = rows;
 }
 
-/* Takes back all rows from `rows` on, and what a value of the row `rows` has begun. */
+/* Removes all rows from `rows` on, also a row that is only partly written. */
 static void truncate_rows(run_t *run, int64_t index, int64_t rows) {
         const node_t *node = &run->nodes[index];
         column_t *column   = &run->columns[index];
@@ -614,8 +614,8 @@ static inline void end_text(column_t *column, int64_t row, int64_t bytes) {
 /* ---- values ------------------------------------------------------------------------------------------------ */
 
 /*
- * Reads a string that begins at `at`, behind its quote, without its escapes. Returns what is behind it; NULL = it is
- * not well-formed, or does not fit `index`.
+ * Reads a string and replaces its escapes. `at` is the position after its first quote. Returns the position after the
+ * string; NULL if it is not well-formed, or does not fit `index`.
  */
 static const uint8_t *read_text(run_t *run, int64_t index, const uint8_t *at, text_t *text) {
         int has_escapes    = 0;
@@ -638,7 +638,7 @@ static const uint8_t *read_text(run_t *run, int64_t index, const uint8_t *at, te
         return end + 1;
 }
 
-/* Appends a string that begins at `at`, behind its quote. Returns what is behind it. */
+/* Appends a string to a column. `at` is the position after its first quote. Returns the position after the string. */
 static inline const uint8_t *append_string(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         column_t *column   = &run->columns[index];
         int has_escapes    = 0;
@@ -746,7 +746,7 @@ static int is_special(text_t text, double *value) {
         return 0;
 }
 
-/* Reads the number that a string contains, as Java's BigDecimal, but commas are left out. Returns 0 if it is none. */
+/* Reads the number in a string as Java's BigDecimal does, but ignores commas. Returns 0 if it is not a number. */
 static int decimal_text(run_t *run, text_t text, number_t *number) {
         uint8_t *to;
         const uint8_t *at, *past;
@@ -860,7 +860,7 @@ static const uint8_t *decode_text(run_t *run, int64_t index, const uint8_t *at, 
 
 static const uint8_t *decode_value(run_t *run, int64_t index, const uint8_t *at, int64_t row);
 
-/* Reads the items of an array, behind its bracket. */
+/* Reads the items of an array. `at` is the position after its bracket. */
 static const uint8_t *decode_array(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         column_t *column = &run->columns[index];
         int64_t child    = run->nodes[index].first;
@@ -933,7 +933,7 @@ static int has_repeated_key(run_t *run, const column_t *keys, int64_t first) {
         return 0;
 }
 
-/* Reads the fields of an object, behind its brace, as the entries of a map. */
+/* Reads the fields of an object as the entries of a map. `at` is the position after its brace. */
 static const uint8_t *decode_map(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         column_t *column = &run->columns[index];
         int64_t first    = run->nodes[index].first, start;
@@ -983,7 +983,7 @@ static const uint8_t *decode_map(run_t *run, int64_t index, const uint8_t *at, i
         return at + 1;
 }
 
-/* Returns a hash of a name; eight bytes behind it must be readable. */
+/* Returns a hash of a name. The eight bytes after the name must be readable. */
 static inline uint64_t hash_of(const uint8_t *at, int64_t bytes) {
         uint64_t hash = (uint64_t)bytes * UINT64_C(0x9E3779B97F4A7C15), word;
         for (; bytes > 8; at += 8, bytes -= 8) {
@@ -1028,7 +1028,7 @@ static inline int is_expected(const expected_t *expected, int64_t index, const u
         return differences == 0 && expected->owner == index + 1;
 }
 
-/* Reads a name that was not expected, and the colon. Returns what is behind it; NULL = it is not well-formed. */
+/* Reads a name that was not expected, and the colon. Returns the position after both; NULL if they are malformed. */
 static const uint8_t *read_name(run_t *run, int64_t index, const table_t *table, const uint8_t *at, int64_t *child,
                                 expected_t *expected) {
         const uint8_t *start = at, *end;
@@ -1065,7 +1065,7 @@ static const uint8_t *read_name(run_t *run, int64_t index, const table_t *table,
 
 static const uint8_t *after_misfit(run_t *run, int64_t index, const uint8_t *at, int64_t row, int64_t depth);
 
-/* Reads the fields of an object, behind its brace, as those of a struct. */
+/* Reads the fields of an object as those of a struct. `at` is the position after its brace. */
 static const uint8_t *decode_struct(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         const table_t *table = &run->tables[index];
         int64_t depth        = ++run->depth;
@@ -1108,7 +1108,7 @@ static const uint8_t *decode_struct(run_t *run, int64_t index, const uint8_t *at
         return at + 1;
 }
 
-/* Decodes one value into its column. Returns what is behind it; NULL = it failed, and `run` says why. */
+/* Decodes one value into its column. Returns the position after it; NULL if it failed, and `run` says why. */
 static const uint8_t *decode_value(run_t *run, int64_t index, const uint8_t *at, int64_t row) {
         const node_t *node = &run->nodes[index];
         column_t *column   = &run->columns[index];
@@ -1191,7 +1191,7 @@ static int note(run_t *run) {
         return append_within(run->errors, &error, sizeof(error), &run->allowance) || no_room(run) != NULL;
 }
 
-/* Makes a field null whose value begins at `at` and did not fit. Returns what is behind it; NULL = the row fails. */
+/* Makes a field null whose value, at `at`, did not fit. Returns the position after it; NULL if the row fails. */
 KAFKA_EOS_COLD static const uint8_t *after_misfit(run_t *run, int64_t index, const uint8_t *at, int64_t row,
                                                   int64_t depth) {
         if (run->status || run->code >= EMPTY || !run->input->is_partial)
@@ -1206,7 +1206,7 @@ KAFKA_EOS_COLD static const uint8_t *after_misfit(run_t *run, int64_t index, con
         return skip_value(run, at);
 }
 
-/* Copies a document to memory of the call, with zero bytes behind it. Returns 0 if it is not UTF-8, or no memory. */
+/* Copies a document and appends zero bytes. Returns 0 if it is not UTF-8, or there is not enough memory. */
 static int copy_document(run_t *run, const uint8_t *from, int64_t bytes) {
         uint8_t *to;
         uint64_t all = 0;
@@ -1327,7 +1327,7 @@ static int64_t bits_of_row(const node_t *nodes, int64_t index) {
         return bits;
 }
 
-/* Gives all columns their rows: those behind the last value are null. */
+/* Gives all columns the same number of rows: those after the last value are null. */
 static void finish(run_t *run, int64_t index, int64_t rows) {
         const node_t *node = &run->nodes[index];
         column_t *column   = &run->columns[index];
@@ -1343,7 +1343,7 @@ static void finish(run_t *run, int64_t index, int64_t rows) {
                 finish(run, node->first + child, inside);
 }
 
-/* Decodes the documents, and returns how many rows there are then. */
+/* Decodes the documents, and returns the number of rows. */
 static int64_t decode_rows(run_t *run, int64_t most) {
         int64_t row;
         for (row = 0; row < most; row++) {
