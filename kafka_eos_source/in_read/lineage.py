@@ -135,7 +135,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Projection:
-    """Columns of the node below: selected ones, and by their names what computes the others."""
+    """Columns that a projection selects from the node below, and what computes its other columns, by name."""
 
     columns: tuple[tuple[str, ReadColumn | str], ...]
     below: _Source | _Projection
@@ -222,7 +222,7 @@ def _source_of_jvm(leaf: Any) -> _Source | Obstacle:
 
 
 def _column_of_jvm(expression: Any) -> ReadColumn | str:
-    """Returns the column that an expression of a projection selects; for any other, its text."""
+    """Returns the column that an expression of a projection selects, or the text of another expression."""
     if node_kind(expression) == "AttributeReference":
         return ReadColumn(expression.name(), expression.name())
     if node_kind(expression) == "Alias":
@@ -241,7 +241,7 @@ def _computed(text: str) -> str:
 
 
 def _name(plan: Any) -> str | None:
-    """Returns the name that the user gave the source; None if it has none or Spark has no such names."""
+    """Returns the name that the user gave the source; None if there is none, or this Spark has no names."""
     if plan.productArity() < _NAMED:
         return None
     found = plan.sourceIdentifyingName()

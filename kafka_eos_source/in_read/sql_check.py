@@ -79,7 +79,7 @@ _TIMES_OF_ZONE = frozenset({"TIMETZ", "TIME WITH TIME ZONE"})
 _RANDOM_AGGREGATES = frozenset({"reservoir_quantile"})
 _LIST_AGGREGATE = frozenset({"list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate"})
 
-#: Functions that make a list or text as long as a number says, by the index of the arguments with the number.
+#: Functions that make a list or text of a given length, and which of their arguments say how long it is.
 _GROWING: Mapping[str, slice] = {
     "range": slice(0, 3),
     "generate_series": slice(0, 3),
@@ -99,7 +99,7 @@ _EXPRESSIONS = _names(
     "LAMBDA LAMBDA_REF COLLATE TYPE WINDOW PARAMETER POSITIONAL_REFERENCE"
 )
 
-#: Parts of ``*`` after which its columns are not those of the input.
+#: Parts of ``*`` that change which columns it selects, so that they are not those of the input.
 _CHANGES_OF_STAR = ("expr", "columns", "replace_list", "rename_list", "qualified_exclude_list")
 
 _NO_POSITION = 2**64 - 1
@@ -590,7 +590,7 @@ def _constant(node: Node) -> object:
 
 
 def _bounded(node: Node) -> bool:
-    """Returns whether a number is at most about `_LONGEST`, or the length of something that exists."""
+    """Returns whether an expression is certain to be at most about `_LONGEST`: it is small, or a length."""
     value = _constant(node)
     if isinstance(value, int):
         return abs(value) <= _LONGEST

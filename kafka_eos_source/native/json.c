@@ -6,8 +6,8 @@
  * fields that the schema declares. The nodes are trusted, because Python made them. Documents are not: a document is
  * copied to memory that ends with zero bytes, which JSON allows nowhere, so no function reads past its end.
  * `most_bytes` limits the memory of the result: a call stops before the row that would exceed it, or whose offset would
- * not fit into an int32, and the caller continues at that row with another call. The depth of values that are skipped is limited
- * too; they are read without recursion.
+ * not fit into an int32, and the caller continues at that row with another call. The depth of
+ * values that are skipped is limited too; they are read without recursion.
  *
  * A column is filled lazily: a field that is missing or null costs nothing until a later row has a value.
  *

@@ -1,8 +1,8 @@
 /*
  * Values as JSON documents write them: numbers, dates, times and base64. Part of json.c.
  *
- * Everything here reads bytes with at least eight readable ones behind them, or a text with an end, and allocates
- * nothing. The results do not depend on the locale of the process.
+ * The functions read bytes that at least eight readable bytes follow, or a text with an end, and allocate nothing. The
+ * results do not depend on the locale of the process.
  */
 #ifndef KAFKA_EOS_JSON_SCALARS_H
 #define KAFKA_EOS_JSON_SCALARS_H
@@ -65,8 +65,8 @@ static inline const uint8_t *no_digit(number_t *found, const uint8_t *at) {
 }
 
 /*
- * Reads a number, behind which a byte is no digit. Returns its end; NULL = it is not well-formed, and `digits` is the
- * place where a digit is missing.
+ * Reads a number, which a byte that is not a digit must follow. Returns its end; NULL if it is not well-formed, and
+ * `digits` is then the place where a digit is missing.
  */
 static inline const uint8_t *read_number(const uint8_t *at, number_t *found) {
         const uint8_t *start, *point = NULL;
@@ -119,7 +119,7 @@ static inline const uint8_t *read_number(const uint8_t *at, number_t *found) {
                 if (!is_digit(*at))
                         return no_digit(found, at);
                 for (; is_digit(*at); at++)
-                        if (exponent < 1000000) /* beyond everything that is a number of any type */
+                        if (exponent < 1000000) /* no type has numbers with such exponents */
                                 exponent = exponent * 10 + (*at - '0');
                 found->exponent += is_negative ? -exponent : exponent;
         }
@@ -256,7 +256,7 @@ static inline int to_double(const uint64_t *powers, const number_t *number, doub
         return found <= DBL_MAX;
 }
 
-/* Likewise for a float, in one step: rounding twice would be wrong. */
+/* Returns whether a number fits into a float, which is the nearest one. Rounding to double first would be wrong. */
 static inline int to_float(const uint64_t *powers, const number_t *number, float *value) {
         int64_t bits = number->is_exact && number->exponent >= -64
                                ? nearest(powers, &FLOAT_FORMAT, number->mantissa, number->exponent)

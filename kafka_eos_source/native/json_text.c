@@ -3,8 +3,8 @@
  *
  * Python (documents/encode.py) compiles a schema into a program: a tree of nodes in one flat array. The functions
  * below interpret the program for each row. The program is trusted, because Python wrote it, and so is the structure
- * of the arrays. The bytes of strings are not: what is no UTF-8 becomes U+FFFD, as in Java. A call stops before the
- * row with which its text would take more memory than the caller allows.
+ * of the arrays. The bytes of strings are not: bytes that are not UTF-8 become U+FFFD, as in Java. A call stops
+ * before the row with which its text would take more memory than the caller allows.
  *
  * This is a plain shared library that links against nothing, like kernel.c. It has no state, and does not depend on
  * the locale. Callers must release Python's GIL, which ctypes does. documents/encode.py declares the structs and
@@ -47,7 +47,7 @@ enum {
 };
 
 /* Which values are put between quotes. */
-enum { BARE = 0, JSON, KEY }; /* none; those that JSON has no other form for; all, because the value is a map's key */
+enum { BARE = 0, JSON, KEY }; /* none; values that are strings in JSON; all, because the value is a map's key */
 
 typedef struct {
         int64_t op, quotes;
@@ -178,8 +178,8 @@ static inline uint64_t scaled(const uint64_t power[2], uint64_t number) {
 }
 
 /*
- * Finds the decimal `digits` * 10^`exponent` that Java's specification of Double.toString (JDK 19 and later) names:
- * of those that round to c * 2^q, the shortest, but of at least two digits; of several, the closest.
+ * Finds the decimal `digits` * 10^`exponent` that Double.toString of Java writes (JDK 19 and later): the shortest one
+ * that rounds to c * 2^q, with at least two digits; if several are equally short, the one closest to c * 2^q.
  *
  * The algorithm is Raffaello Giulietti's "Schubfach". `powers` has, for k from -324 to 292, the 126 highest bits of
  * 10^-k, rounded up; Python computes them.
@@ -559,7 +559,7 @@ static int put_string(run_t *run, const uint8_t *from, int64_t bytes) {
                         int taken = 0;
                         while (from < past && *from >= 0x80 && (taken = character(from, past)) > 0) {
                                 if (past - from >= 4) {
-                                        memcpy(to, from, 4); /* faster than to copy only as many as there are */
+                                        memcpy(to, from, 4); /* faster than a copy of the exact length */
                                         from += taken;
                                         to += taken;
                                 } else {
@@ -665,7 +665,7 @@ static inline int put_or_null(run_t *run, int64_t index, int64_t at) {
         return put_value(run, index, at);
 }
 
-/* Writes the fields of a struct; those that are null only with operand `a`. `at` counts the struct's offset. */
+/* Writes the fields of a struct, null fields only if operand `a` is set. `at` includes the struct's offset. */
 static int put_struct(run_t *run, const node_t *node, int64_t at) {
         const input_t *input = run->input;
         int64_t child, is_first = 1;

@@ -223,7 +223,7 @@ class BadRecords:
         return _batches(self.records)
 
     def without_records(self) -> pa.Buffer:
-        """Returns the packet without its records, which still shows that they have arrived."""
+        """Returns the packet without its records. It still proves that the records arrived."""
         return pa.py_buffer(_head_of_read(self.task, self.task_attempt_id, self.number, self.total))
 
 
@@ -279,7 +279,7 @@ class BadRecordsOfTask:
             self._number += 1
 
     def report(self) -> pa.Buffer:
-        """Returns the last packet, which says how many there are. Call it once, after all records."""
+        """Returns the last packet, which contains the number of packets. Call it once, after all records."""
         self.is_reported = True
         return pa.py_buffer(_head_of_read(self._task, self._attempt, self._number, self._number + 1))
 
