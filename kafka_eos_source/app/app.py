@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyspark.errors import PySparkException
@@ -146,7 +146,8 @@ class App:
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
         self._stores: dict[str, Options] = {}
-        self._tables: dict[str, str] = {}  # digests of the static tables of SQL texts
+        #: The digest of each static table of each SQL text. A notebook runs a text again with other tables.
+        self._tables: dict[str, Mapping[str, str]] = {}
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -230,8 +231,8 @@ class App:
                     fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
                 )
         own = dict(self._own[part])
-        if part == "sink" and self._tables:
-            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
+        if part == "sink" and any(self._tables.values()):
+            own[STATIC_TABLES] = json.dumps(_by_name(self._tables.values()), sort_keys=True)
         return Options(_replaced(own, given))
 
     # -- reading -----------------------------------------------------------------------------
@@ -372,10 +373,7 @@ class App:
             InvalidSchemaError: if the text does not parse, or names a column, a function or a type that there
                 is not.
         """
-        frame, tables = sql_frame(text, frames)
-        for name, digest in tables.items():
-            known = self._tables.get(name, "").split()  # several, if texts join different tables of one name
-            self._tables[name] = " ".join(sorted({*known, digest}))
+        frame, self._tables[text] = sql_frame(text, frames)
         return frame
 
     # -- state -------------------------------------------------------------------------------
@@ -691,6 +689,15 @@ _OWN_OPTIONS = {
     "application.id": "id",
     "checkpointlocation": "checkpoint",
 }
+
+
+def _by_name(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the digests of static tables by name; several, if texts join different tables of one name."""
+    found: dict[str, set[str]] = {}
+    for each in tables:
+        for name, digest in each.items():
+            found.setdefault(name, set()).add(digest)
+    return {name: " ".join(sorted(digests)) for name, digests in found.items()}
 
 
 def _session(name: str, checkpoint: str | None) -> SparkSession:

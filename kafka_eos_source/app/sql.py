@@ -66,7 +66,7 @@ def sql_frame(text: str, frames: Mapping[str, Any]) -> tuple[DataFrame, Mapping[
     )
     origin = trace(frame, frame.columns)
     if isinstance(origin, Lineage):
-        step = RowsInRead.of(transform, origin.columns, RUNS_SQL)
+        step = RowsInRead.of(transform, origin.columns, RUNS_SQL, transform.copies)
         return origin.read(step, frame.sparkSession), transform.table_digests
     function = MappedRows(transform, columns)
 

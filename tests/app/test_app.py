@@ -187,7 +187,9 @@ def test_the_sink_knows_the_static_tables_of_sql(monkeypatch: pytest.MonkeyPatch
         found = parse_write(stated, streaming=True)
         assert (found.static_tables, found.changed_table) == (tables, "continue")
     tables = {"rates": "2", "codes": "3"}
-    query.sql("SELECT 1")
-    query.sql("SELECT 1")
+    query.sql("SELECT 2")
     found = parse_write({**query.options("sink"), "topic": "t"}, streaming=True)
     assert found.static_tables == {"rates": "1 2", "codes": "3"}
+    query.sql("SELECT 1")  # as a notebook does, after the table has changed
+    found = parse_write({**query.options("sink"), "topic": "t"}, streaming=True)
+    assert found.static_tables == {"rates": "2", "codes": "3"}
