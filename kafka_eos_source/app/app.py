@@ -21,7 +21,8 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
+from kafka_eos_source.datasource.checks_on_server import check_on_server, error_in
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
