@@ -146,7 +146,7 @@ class App:
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
         self._stores: dict[str, Options] = {}
-        self._tables: dict[str, str] = {}  # digests of the static tables of SQL texts
+        self._tables: dict[tuple[str, str], str] = {}  # digests of static tables, by name and SQL text
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -369,8 +369,7 @@ class App:
         """
         frame, tables = sql_frame(text, frames)
         for name, digest in tables.items():
-            known = self._tables.get(name, digest)
-            self._tables[name] = digest if known == digest else f"{known} {digest}"  # two texts, two tables
+            self._tables[name, text] = digest  # a cell of a notebook may run again, with another table
         return frame
 
     # -- state -------------------------------------------------------------------------------
@@ -633,10 +632,14 @@ class App:
             )
         own = {} if topic is None else {TOPIC: topic}
         if self._tables:
-            own[STATIC_TABLES] = json.dumps(self._tables, sort_keys=True)
+            by_name: dict[str, set[str]] = {}  # two texts may call two tables by one name
+            for (name, _), digest in self._tables.items():
+                by_name.setdefault(name, set()).add(digest)
+            tables = {name: " ".join(sorted(digests)) for name, digests in by_name.items()}
+            own[STATIC_TABLES] = json.dumps(tables, sort_keys=True)
         stated = self._options("sink", _replaced(options or {}, own))
-        by_name = {name.lower(): value for name, value in stated.items()}
-        topic = by_name.get(TOPIC)
+        given = {name.lower(): value for name, value in stated.items()}
+        topic = given.get(TOPIC)
         if topic is None and is_of_source(frame, TOPIC):
             raise InvalidOptionError(
                 f"topic= is not set, so the column {TOPIC!r} names the topic of each record. It is the topic "
@@ -645,7 +648,7 @@ class App:
                 f".withColumnRenamed({TOPIC!r}, 'source_topic').",
             )
         records = Records(topic, key, value, registry, removed)
-        has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
+        has_timestamp = given.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
     def _check(self, frame: DataFrame, plan: QueryPlan) -> None:

@@ -26,6 +26,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Inva
 from kafka_eos_source.in_read.sql_check import SqlText, check
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
+    LARGEST_RESULT_BYTES,
     RESERVED,
     Engine,
     Rows,
@@ -95,11 +96,11 @@ class SqlTransform:
             for each in engine.parts(good, numbers, errors):
                 parts.append(each)
                 size += each.nbytes
-                if size > _LARGEST_RESULTS * self.memory_bytes:
+                if size > min(_LARGEST_RESULTS * self.memory_bytes, LARGEST_RESULT_BYTES):
                     raise InvalidSqlError(
                         f"the result of the SQL text for {batch.num_rows:,} records needs more than "
                         f"{_LARGEST_RESULTS} times the memory that {SQL_MEMORY!r} allows "
-                        f"({self.memory_bytes:,} bytes).",
+                        f"({self.memory_bytes:,} bytes), or more than 2 GiB.",
                         fix="return fewer or smaller rows for each record, or raise the option.",
                     )
         return joined(parts, self.schema), dict(sorted(errors.items()))

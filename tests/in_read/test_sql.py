@@ -27,6 +27,7 @@ from kafka_eos_source.errors import (
     InvalidSqlError,
     KafkaEosError,
 )
+from kafka_eos_source.in_read import sql, sql_engine
 from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.sql import (
     LARGEST_TABLES_BYTES,
@@ -548,6 +549,15 @@ def test_a_result_that_is_too_large_in_all_is_a_named_error() -> None:
     )
     with pytest.raises(InvalidSqlError, match=r"200 records needs more than 4 times .*sql.memory.bytes"):
         step(rows_of(list(range(200)), ["abcdefghij"]))
+
+
+def test_a_result_of_more_than_2_gib_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sql, sql_engine):
+        monkeypatch.setattr(module, "LARGEST_RESULT_BYTES", 20 << 20)
+    step = compile_sql("SELECT id, repeat(code, 100000) AS r FROM batch", ROWS)
+    with pytest.raises(InvalidSqlError, match="2 GiB"):
+        step(rows_of(list(range(60)), ["abcdefghij"]))
+    assert step(rows_of(list(range(10)), ["abcdefghij"]))[1] == {}
 
 
 def test_too_little_memory_is_refused() -> None:
