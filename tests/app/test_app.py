@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,3 +173,17 @@ def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
 def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(KafkaEosError, match=message):
         app().read(**{"topics": "orders", **arguments})
+
+
+def test_a_text_that_runs_again_with_another_static_table_has_the_digest_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digests = iter([{"r": "1"}, {"r": "2"}, {"r": "0"}, {"r": "2"}])
+    monkeypatch.setattr("kafka_eos_source.app.app.sql_frame", lambda *_: (None, next(digests)))
+    monkeypatch.setattr("kafka_eos_source.app.app.plan_query", lambda *arguments, **_: arguments[3])
+    query, stream = app(), SimpleNamespace(isStreaming=True)
+    found = []
+    for text in ("SELECT 1", "SELECT 1", "SELECT 2", "SELECT 2"):
+        query.sql(text)
+        found.append(query._plan(stream, "t", *[None] * 6)["sql.tables"])  # type: ignore[arg-type]
+    assert found == ['{"r": "1"}', '{"r": "2"}', '{"r": "0 2"}', '{"r": "2"}']
