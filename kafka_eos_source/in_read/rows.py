@@ -26,6 +26,7 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import (
     DEAD_LETTER,
     FAIL,
+    PLACE,
     OnBad,
     Records,
     bad_record,
@@ -307,13 +308,28 @@ class RowsInRead(StepInRead):
             set_aside(bad)
             return
         row = min(errors)
-        first, last = map(place_of, given.records.take([0, len(given.records) - 1]).to_pylist())
+        ends = given.records.take([0, len(given.records) - 1])
+        first, last = map(place_of, ends.select(list(PLACE)).to_pylist())
         raise InvalidRecordError(
             f"the read {self.does}, which failed on a row that was made of a record between {first} and "
-            f"{last}: {errors[row]}. The row is {str(rows.slice(row, 1).to_pylist()[0])[:_SHOWN]}.",
+            f"{last}: {errors[row]}. The row is {_shown(rows, row)}.",
             fix="correct the text, or combine it with the SQL before it, so that it is known which record "
             "made the row.",
         )
+
+
+def _shown(rows: pa.RecordBatch, row: int) -> str:
+    """Returns the beginning of a row, for errors. It may have values that Python cannot hold."""
+    found: dict[str, object] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            found[name] = column[row].as_py()
+        except UnicodeDecodeError:
+            is_text = pa.types.is_string(column.type)
+            found[name] = column[row].cast(pa.binary()).as_py() if is_text else "… (not UTF-8)"
+        except (ArithmeticError, ValueError):  # a year after 9999
+            found[name] = "… (out of range)"
+    return str(found)[:_SHOWN]
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
@@ -344,9 +360,8 @@ class MappedRows:
             result, errors = self.transform(batch)
             if errors:
                 row = min(errors)
-                shown = str(batch.slice(row, 1).to_pylist()[0])
                 raise InvalidRecordError(
-                    f"the SQL fails on a row: {errors[row]}. The row is {shown[:_SHOWN]}",
+                    f"the SQL fails on a row: {errors[row]}. The row is {_shown(batch, row)}.",
                     fix="correct the rows before it, or let the SQL return null: try_cast(… AS …), nullif().",
                 )
             if result.num_rows:

@@ -235,6 +235,7 @@ def _checked_tables(tables: Mapping[str, pa.Table], name: str) -> dict[str, pa.T
                 fix="pass a pyarrow.Table, such as pa.table({'code': […]}).",
             ) from error
         _check_columns(table.column_names, f"the static table {each!r}")
+        _check_values(each, table)
         found[each] = table
     size = sum(table.nbytes for table in found.values())
     if size > LARGEST_TABLES_BYTES:
@@ -244,6 +245,18 @@ def _checked_tables(tables: Mapping[str, pa.Table], name: str) -> dict[str, pa.T
             fix="keep only the columns and rows that the text needs, or join a larger table with Spark.",
         )
     return found
+
+
+def _check_values(name: str, table: pa.Table) -> None:
+    """Checks that Python has all values of a static table, for its digest."""
+    for column in table.column_names:
+        try:
+            table.column(column).to_pylist()
+        except (ArithmeticError, ValueError) as error:  # a year after 9999, or a string that is not UTF-8
+            raise InvalidOptionError(
+                f"the static table {name!r} has a value in column {column!r} that is not supported: {error}.",
+                fix="correct the value, make it null, or drop the column.",
+            ) from error
 
 
 def _check_columns(names: Sequence[str], where: str) -> None:
@@ -364,10 +377,16 @@ def _not_text(column: pa.Array, first: int) -> Iterator[int]:
     """Yields the rows of a column with strings that are not UTF-8; `first` is the number of its first row."""
     try:
         column.validate(full=True)
+        return
     except pa.ArrowInvalid:
-        if len(column) == 1:
-            yield first
-            return
+        # strings inside a list or a struct are shared with the rows around a slice
+        column = column.take(pa.array(np.arange(len(column))))
+    if len(column) > 1:
         half = len(column) // 2
         yield from _not_text(column.slice(0, half), first)
         yield from _not_text(column.slice(half), first + half)
+        return
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        yield first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,14 @@ import pytest
 from hypothesis import given, settings
 from pyspark.sql import types as spark
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError, KafkaEosError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    InvalidSqlError,
+    KafkaEosError,
+)
+from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.sql import (
     LARGEST_TABLES_BYTES,
     SqlTransform,
@@ -504,6 +512,40 @@ def test_text_that_is_not_utf8_is_an_error_of_its_row() -> None:
     assert errors == dict.fromkeys((1, 3), "column 'code' has a string that is not UTF-8")
 
 
+@pytest.mark.parametrize("kind", ["ARRAY", "STRUCT"])
+def test_text_inside_a_list_or_a_struct_that_is_not_utf8_is_an_error_of_its_row(kind: str) -> None:
+    texts = pa.array([b"a", b"\xff", b"b", b"c"]).view(pa.string())
+    rows = spark.StructType()
+    if kind == "ARRAY":
+        rows = rows.add("v", spark.ArrayType(spark.StringType()))
+        column = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3, 4], pa.int32()), texts)
+    else:
+        rows = rows.add("v", spark.StructType().add("x", spark.StringType()))
+        column = pa.StructArray.from_arrays([texts], ["x"])
+    batch = pa.RecordBatch.from_arrays([column], ["v"])
+    step = compile_sql("SELECT v FROM batch", rows)
+    assert step(batch)[1] == {1: "column 'v' has a string that is not UTF-8"}
+    assert step(batch.slice(2))[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        (pa.array([b"\xff"]).view(pa.string()), "b'\\xff'"),
+        (pa.array([2**60], pa.timestamp("us", "UTC")), "out of range"),
+    ],
+)
+def test_an_error_after_steps_of_spark_shows_rows_that_python_cannot_hold(
+    column: pa.Array, shown: str
+) -> None:
+    type_ = spark.StringType() if pa.types.is_string(column.type) else spark.TimestampType()
+    rows = spark.StructType().add("v", type_).add("code", spark.StringType())
+    step = compile_sql("SELECT v, CAST(code AS INTEGER) AS n FROM batch", rows)
+    batch = pa.RecordBatch.from_arrays([column, pa.array(["x"])], ["v", "code"])
+    with pytest.raises(InvalidRecordError, match=re.escape(shown)):
+        list(MappedRows(step, rows)([batch]))
+
+
 # ------------------------------------------------------------------ memory
 
 
@@ -551,6 +593,8 @@ def test_too_little_memory_is_refused() -> None:
         ({"a": pa.table({"x": [1], "X": [2]})}, "'x' and 'X'"),
         ({"a": pa.table({"rowid": [1]})}, "'rowid'"),
         ({"a": 7}, "expected a pyarrow.Table"),
+        ({"a": pa.table({"x": pa.array([2**60], pa.timestamp("us"))})}, "a value in column 'x'"),
+        ({"a": pa.table({"x": pa.array([b"\xff"]).view(pa.string())})}, "a value in column 'x'"),
         ({"a": pa.table({"x": [b"0" * (LARGEST_TABLES_BYTES + 1)]})}, "expected at most"),
     ],
 )
