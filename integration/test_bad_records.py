@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 from integration.support.kafka import produce, read_back
 from kafka_eos_source import App, files, map_in_read
 from kafka_eos_source.cli import main
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.records import DeadLetter
@@ -187,6 +187,13 @@ def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the
         frame.distinct()
     with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
         frame.where("n > 5").unionByName(frame.where("n <= 5"))
+    with pytest.raises(InvalidOptionError, match=r"format\('json'\) after a read with on_bad='dead-letter'"):
+        frame.where("n > 5").writeStream.format("json")
+    with pytest.raises(InvalidOptionError, match=r"format\('json'\) after a read with on_bad='dead-letter'"):
+        flights.app.write(frame, flights.target).format("json")  # does not advise frame.writeStream
+    letters_back = {**flights.dead_letters, "deadLetter.topic": flights.source}
+    with pytest.raises(InvalidOptionError, match="is a topic that the query reads"):
+        flights.app.write(frame, flights.target, options=letters_back)
     frame.createOrReplaceTempView("flights_with_bad")
     lossy = flights.spark.sql("SELECT key, CAST(n AS STRING) AS value FROM flights_with_bad")
     with pytest.raises(InvalidSchemaError, match=f"drops the column '{CHANGELOG}'"):

@@ -585,7 +585,7 @@ class App:
         plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
         self._check(frame, plan)
         _log.info("%s", plan.text(self.id))
-        return writer_of(plan.frame, self.id, plan.sink)
+        return writer_of(frame, plan.frame, self.id, plan.sink)
 
     def explain(
         self,

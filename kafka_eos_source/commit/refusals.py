@@ -59,8 +59,8 @@ def reads_dead_letters(topic: str, batch_id: int | None = None) -> InvalidOption
         f"option 'deadLetter.topic' has the value {topic!r}, which is a topic that the query reads; expected "
         "another topic. Each dead letter would come back as input."
         + ("" if batch_id is None else f" Nothing of batch {batch_id} was written."),
-        fix="create a topic for the dead letters, and set 'deadLetter.topic' to its name. If subscribePattern "
-        "matches that name, change the pattern so that it does not.",
+        fix="create a topic for the dead letters, and set 'deadLetter.topic' to its name. If "
+        "subscribePattern matches that name, change the pattern so that it does not.",
     )
 
 
