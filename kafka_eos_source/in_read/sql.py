@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
-from kafka_eos_source.in_read.sql_check import SqlText, check, selected
+from kafka_eos_source.in_read.sql_check import SqlText, check, input_first, selected
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
     RESERVED,
@@ -196,6 +196,7 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
             for each, kind in zip(names, types, strict=True)
         ]
     )
+    on_tables = engine.text_of(input_first(tree, checked.of_input)) if static else None
     query, keys, failing = engine.text_of(tree), 0, None
     if engine.operators(query) <= IN_ORDER:
         failing = engine.failing(tree)
@@ -211,6 +212,9 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
     )
     with closing(Engine(found)) as final:
         final.try_without_rows(text)
+    if on_tables is not None:
+        with closing(Engine(draft, as_written=True)) as trial:
+            trial.try_tables(on_tables, text)
     return found
 
 
