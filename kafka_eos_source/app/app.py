@@ -14,14 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, own_errors
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
@@ -334,13 +333,8 @@ class App:
             )
         if step is not None:
             source[STEP_IN_READ] = step.to_option()
-        try:
+        with own_errors():
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
-        except PySparkException as failure:
-            error = error_in(str(failure))
-            if error is None:
-                raise
-            raise error from None
         return frame if step is None else frame_of(step, frame)
 
     # -- SQL ---------------------------------------------------------------------------------

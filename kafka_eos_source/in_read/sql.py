@@ -160,6 +160,7 @@ def compile_sql(
         )
     static = _checked_tables(tables or {}, name)
     _check_columns(rows.names, f"the input {name!r}")
+    _check_types(rows, name)
     draft = SqlTransform(
         text=text,
         name=name,
@@ -269,6 +270,26 @@ def _check_columns(names: Sequence[str], where: str) -> None:
                 fix="rename or drop one of them: … AS name, or * EXCLUDE (name).",
             )
         seen[lower] = each
+
+
+def _check_types(rows: spark.StructType, name: str) -> None:
+    """Checks that the engine gets values as they are: Arrow has the bytes of a VARIANT as a struct."""
+    for column in rows:
+        pending: list[spark.DataType] = [column.dataType]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, spark.VariantType):
+                raise InvalidSchemaError(
+                    f"column {column.name!r} of the input {name!r} has the type "
+                    f"{column.dataType.simpleString()}, and DuckDB would get the bytes of a VARIANT.",
+                    fix="convert it to text before, with to_json(), or drop it.",
+                )
+            if isinstance(each, spark.StructType):
+                pending += [inner.dataType for inner in each]
+            elif isinstance(each, spark.ArrayType):
+                pending.append(each.elementType)
+            elif isinstance(each, spark.MapType):
+                pending += [each.keyType, each.valueType]
 
 
 _SPARK_TYPES: Mapping[str, spark.DataType] = {

@@ -586,6 +586,22 @@ def test_tables_that_are_not_usable_are_refused(tables: dict[str, Any], why: str
         compile_sql("SELECT id FROM batch", ROWS, tables=tables)
 
 
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        (spark.VariantType(), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.StructType().add("x", spark.VariantType())), "the bytes of a VARIANT"),
+        (spark.MapType(spark.StringType(), spark.VariantType()), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.NullType(), containsNull=False), "Arrow cannot represent"),
+    ],
+)
+def test_columns_that_the_engine_would_not_get_as_they_are_are_refused(
+    type_: spark.DataType, why: str
+) -> None:
+    with pytest.raises(InvalidSchemaError, match=why):
+        compile_sql("SELECT v FROM batch", spark.StructType().add("v", type_))
+
+
 def test_columns_that_sql_cannot_tell_apart_are_refused() -> None:
     schema = spark.StructType().add("a", spark.IntegerType()).add("A", spark.IntegerType())
     with pytest.raises(InvalidSchemaError, match="the input 'batch' has the columns 'a' and 'A'"):
