@@ -14,14 +14,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, error_in
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, own_errors
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
@@ -340,13 +339,8 @@ class App:
             )
         if step is not None:
             source[STEP_IN_READ] = step.to_option()
-        try:
+        with own_errors():
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
-        except PySparkException as failure:
-            error = error_in(str(failure))
-            if error is None:
-                raise
-            raise error from None
         return frame if step is None else frame_of(step, frame)
 
     # -- SQL ---------------------------------------------------------------------------------
@@ -636,8 +630,8 @@ class App:
             )
         own = {} if topic is None else {TOPIC: topic}
         stated = self._options("sink", _replaced(options or {}, own))
-        by_name = {name.lower(): value for name, value in stated.items()}
-        topic = by_name.get(TOPIC)
+        given = {name.lower(): value for name, value in stated.items()}
+        topic = given.get(TOPIC)
         if topic is None and is_of_source(frame, TOPIC):
             raise InvalidOptionError(
                 f"topic= is not set, so the column {TOPIC!r} names the topic of each record. It is the topic "
@@ -646,7 +640,7 @@ class App:
                 f".withColumnRenamed({TOPIC!r}, 'source_topic').",
             )
         records = Records(topic, key, value, registry, removed)
-        has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
+        has_timestamp = given.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
     def _check(self, frame: DataFrame, plan: QueryPlan) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.app.records import Records, columns_of_user
+from kafka_eos_source.datasource.start_checks import own_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape
@@ -155,7 +156,8 @@ def _staged(
         rows = with_column_of_packets(rows)
     step = MapInRead(columns, rows, None, uuid.uuid4().hex, BY_APP)
     own = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()}
-    return origin.read(step, frame.sparkSession, own)
+    with own_errors():
+        return origin.read(step, frame.sparkSession, own)
 
 
 def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[str, str]:

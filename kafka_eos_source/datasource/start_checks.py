@@ -21,7 +21,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,18 @@ def error_in(text: str) -> KafkaEosError | None:
     message, has_fix, fix = found[2].rpartition(" Fix: ")
     made: KafkaEosError = kind(message, fix) if has_fix else kind(found[2])
     return made
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises an error of this package that Spark quotes instead of the error of Spark."""
+    try:
+        yield
+    except PySparkException as failure:
+        error = error_in(str(failure))
+        if error is None:
+            raise
+        raise error from None
 
 
 def options_of_check(

@@ -16,6 +16,9 @@ from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.spark.schema import VALUE, read_schema
 
+#: Prefix of columns that this package adds to frames, such as that of packets.
+RESERVED = "__kafka_eos"
+
 #: All columns that the source can have.
 SOURCE_COLUMNS = tuple(read_schema(include_headers=True).names)
 
@@ -102,7 +105,8 @@ def check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:
     """Checks the columns of the source that stay beside the fields of the values.
 
     Raises:
-        InvalidSchemaError: if one is no column of the source, or two columns would have one name.
+        InvalidSchemaError: if one is no column of the source, or a field has a reserved name, or two columns
+            would have one name; its case does not matter to Spark.
     """
     unknown = [name for name in keep if name not in SOURCE_COLUMNS]
     if unknown:
@@ -111,8 +115,15 @@ def check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:
             f"{', '.join(SOURCE_COLUMNS)}.",
             fix="name columns of the record in keep=, and fields of its value in schema=.",
         )
+    reserved = [name for name in fields if name.lower().startswith(RESERVED)]
+    if reserved:
+        raise InvalidSchemaError(
+            f"the values have a field {reserved[0]!r}; names that begin with {RESERVED!r} are reserved.",
+            fix="leave the field out of the schema.",
+        )
     names = [*keep, *fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    of_values = {name.lower() for name in fields}
+    twice = sorted({name for name in names if names.count(name) > 1 or (name in keep and name in of_values)})
     if twice:
         raise InvalidSchemaError(
             f"{', '.join(map(repr, twice))} would be two columns: one of the record, which keep= names, and "

@@ -26,6 +26,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Inva
 from kafka_eos_source.in_read.sql_check import SqlText, check, input_first, selected
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
+    LARGEST_RESULT_BYTES,
     RESERVED,
     Engine,
     Rows,
@@ -97,11 +98,11 @@ class SqlTransform:
             for each in engine.parts(good, numbers, errors):
                 parts.append(each)
                 size += each.nbytes
-                if size > _LARGEST_RESULTS * self.memory_bytes:
+                if size > min(_LARGEST_RESULTS * self.memory_bytes, LARGEST_RESULT_BYTES):
                     raise InvalidSqlError(
                         f"the result of the SQL text for {batch.num_rows:,} records needs more than "
                         f"{_LARGEST_RESULTS} times the memory that {SQL_MEMORY!r} allows "
-                        f"({self.memory_bytes:,} bytes).",
+                        f"({self.memory_bytes:,} bytes), or more than 2 GiB.",
                         fix="return fewer or smaller rows for each record, or raise the option.",
                     )
         return joined(parts, self.schema), dict(sorted(errors.items()))
@@ -161,6 +162,7 @@ def compile_sql(
         )
     static = _checked_tables(tables or {}, name)
     _check_columns(rows.names, f"the input {name!r}")
+    _check_types(rows, name)
     draft = SqlTransform(
         text=text,
         name=name,
@@ -279,6 +281,26 @@ def _check_columns(names: Sequence[str], where: str) -> None:
                 fix="rename or drop one of them: … AS name, or * EXCLUDE (name).",
             )
         seen[lower] = each
+
+
+def _check_types(rows: spark.StructType, name: str) -> None:
+    """Checks that the engine gets values as they are: Arrow has the bytes of a VARIANT as a struct."""
+    for column in rows:
+        pending: list[spark.DataType] = [column.dataType]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, spark.VariantType):
+                raise InvalidSchemaError(
+                    f"column {column.name!r} of the input {name!r} has the type "
+                    f"{column.dataType.simpleString()}, and DuckDB would get the bytes of a VARIANT.",
+                    fix="convert it to text before, with to_json(), or drop it.",
+                )
+            if isinstance(each, spark.StructType):
+                pending += [inner.dataType for inner in each]
+            elif isinstance(each, spark.ArrayType):
+                pending.append(each.elementType)
+            elif isinstance(each, spark.MapType):
+                pending += [each.keyType, each.valueType]
 
 
 _SPARK_TYPES: Mapping[str, spark.DataType] = {

@@ -36,6 +36,9 @@ RESERVED = "__kafka_eos"
 #: Rows of the result that the engine hands over at a time. The size of the result is checked in between.
 _RESULT_ROWS = 1 << 16
 
+#: The most that a result may take whatever the limit of memory is: a column of text holds no more.
+LARGEST_RESULT_BYTES = 2**31 - 1
+
 #: Numbers of rows.
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -452,7 +455,7 @@ class Engine:
             with self.relation.to_arrow_reader(_RESULT_ROWS) as reader:  # closed, it frees the connection
                 for each in reader:
                     size += each.nbytes
-                    if size > self.step.memory_bytes:
+                    if size > min(self.step.memory_bytes, LARGEST_RESULT_BYTES):
                         raise _FailedError("the result is too large", of_memory=True)
                     found.append(each)
         except (duckdb.Error, pa.ArrowException, OSError) as error:

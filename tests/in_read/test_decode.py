@@ -89,6 +89,8 @@ def test_values_that_are_no_structs_stay_in_their_column() -> None:
         (["sender"], ["id"], "keep= names 'sender'; expected columns of the source"),
         (["key"], ["key"], "'key' would be two columns"),
         (["key", "key"], ["id"], "'key' would be two columns"),
+        (["key"], ["Key"], "'key' would be two columns"),
+        ([], ["__kafka_eos_changelog"], "are reserved"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_named(keep: list[str], fields: list[str], said: str) -> None:

@@ -27,6 +27,7 @@ from kafka_eos_source.errors import (
     InvalidSqlError,
     KafkaEosError,
 )
+from kafka_eos_source.in_read import sql, sql_engine
 from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.sql import (
     LARGEST_TABLES_BYTES,
@@ -632,6 +633,15 @@ def test_a_result_that_is_too_large_in_all_is_a_named_error() -> None:
         step(rows_of(list(range(200)), ["abcdefghij"]))
 
 
+def test_a_result_of_more_than_2_gib_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sql, sql_engine):
+        monkeypatch.setattr(module, "LARGEST_RESULT_BYTES", 20 << 20)
+    step = compile_sql("SELECT id, repeat(code, 100000) AS r FROM batch", ROWS)
+    with pytest.raises(InvalidSqlError, match="2 GiB"):
+        step(rows_of(list(range(60)), ["abcdefghij"]))
+    assert step(rows_of(list(range(10)), ["abcdefghij"]))[1] == {}
+
+
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match=r"sql.memory.bytes.*at least"):
         compile_sql("SELECT id FROM batch", ROWS, memory_bytes=1)
@@ -656,6 +666,22 @@ def test_too_little_memory_is_refused() -> None:
 def test_tables_that_are_not_usable_are_refused(tables: dict[str, Any], why: str) -> None:
     with pytest.raises(KafkaEosError, match=why):
         compile_sql("SELECT id FROM batch", ROWS, tables=tables)
+
+
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        (spark.VariantType(), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.StructType().add("x", spark.VariantType())), "the bytes of a VARIANT"),
+        (spark.MapType(spark.StringType(), spark.VariantType()), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.NullType(), containsNull=False), "Arrow cannot represent"),
+    ],
+)
+def test_columns_that_the_engine_would_not_get_as_they_are_are_refused(
+    type_: spark.DataType, why: str
+) -> None:
+    with pytest.raises(InvalidSchemaError, match=why):
+        compile_sql("SELECT v FROM batch", spark.StructType().add("v", type_))
 
 
 def test_columns_that_sql_cannot_tell_apart_are_refused() -> None:
