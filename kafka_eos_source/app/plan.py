@@ -33,6 +33,7 @@ from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.sinks.specs import OBJECT
@@ -181,9 +182,24 @@ def writer_of(rows: DataFrame, frame: DataFrame, query: str, sink: Mapping[str, 
         rows: the frame that the user wrote.
         frame: the records that were made of it.
         query: name of the query.
-        sink: options of the sink.
+        sink: options of the sink. The writer refuses other values for them, because they were checked, and
+            the tasks that read may stage the records with them.
     """
-    writer: DataStreamWriter = writer_for_kafka(frame, refused_elsewhere(rows) or _records_elsewhere)
+    stated = {name.lower(): value for name, value in sink.items()}
+
+    def check_option(name: str, value: object) -> None:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        own = stated.get(name.lower(), text)
+        if value is not None and own != text:
+            raise InvalidOptionError(
+                f"option {name!r} is set to {shown(name, text)!r} on the writer of App.write(), which has "
+                f"checked the query with {shown(name, own)!r}; expected no other value.",
+                fix="give this value to App(…) or App.write(…). For another query of the program, use "
+                "app.query(name).",
+            )
+
+    refused = refused_elsewhere(rows) or _records_elsewhere
+    writer: DataStreamWriter = writer_for_kafka(frame, refused, check_option)
     return writer.format(FORMAT_NAME).queryName(query).options(**sink)
 
 

@@ -502,7 +502,11 @@ def _write_stream(self: DataFrame) -> Any:
     return writer_for_kafka(self, _elsewhere(senders_of(self)))
 
 
-def writer_for_kafka(frame: DataFrame, refused: Callable[[str], KafkaEosError]) -> Any:
+def writer_for_kafka(
+    frame: DataFrame,
+    refused: Callable[[str], KafkaEosError],
+    check_option: Callable[[str, object], None] = lambda _name, _value: None,
+) -> Any:
     """Returns a session's ``DataStreamWriter`` that writes only with ``format("kafka-eos")``.
 
     It checks the query's plan before the query starts.
@@ -510,11 +514,17 @@ def writer_for_kafka(frame: DataFrame, refused: Callable[[str], KafkaEosError]) 
     Args:
         frame: the frame to write.
         refused: returns the error for a call that would write elsewhere, such as ``foreachBatch()``.
+        check_option: raises an error if an option may not have a value.
     """
     plain = spark_frame(frame)
     writer = plain.writeStream
     checked = _with_class(writer, _writer_class(_class_of(writer)))
-    checked.__dict__.update(_kafka_eos_frame=plain, _kafka_eos_refused=refused, _kafka_eos_named=False)
+    checked.__dict__.update(
+        _kafka_eos_frame=plain,
+        _kafka_eos_refused=refused,
+        _kafka_eos_check_option=check_option,
+        _kafka_eos_named=False,
+    )
     return checked
 
 
@@ -548,6 +558,10 @@ def _elsewhere(senders: Senders) -> Callable[[str], KafkaEosError]:
     return refused
 
 
+#: Arguments of ``start`` that are no options.
+_OF_START = ("outputMode", "partitionBy", "queryName")
+
+
 @lru_cache(maxsize=8)
 def _writer_class(base: Any) -> type:
     def refusing(name: str) -> Callable[..., Any]:
@@ -563,6 +577,17 @@ def _writer_class(base: Any) -> type:
         self.__dict__["_kafka_eos_named"] = True
         return base.format(self, source)
 
+    @wraps(base.option)
+    def option(self: Any, key: str, value: Any) -> Any:
+        self._kafka_eos_check_option(key, value)
+        return base.option(self, key, value)
+
+    @wraps(base.options)
+    def options(self: Any, **options: Any) -> Any:
+        for key, value in options.items():
+            self._kafka_eos_check_option(key, value)
+        return base.options(self, **options)
+
     @wraps(base.start)
     def start(self: Any, path: Any = None, format: str | None = None, *rest: Any, **named: Any) -> Any:
         check_changelog(self._kafka_eos_frame)
@@ -570,7 +595,9 @@ def _writer_class(base: Any) -> type:
             self.format(format)
         if not self._kafka_eos_named:
             raise self._kafka_eos_refused(f"start() without format({FORMAT_NAME!r})")
+        self.options(**{key: value for key, value in named.items() if key not in _OF_START})
         return base.start(self, path, format, *rest, **named)
 
     members = {name: refusing(name) for name in ("foreach", "foreachBatch", "toTable")}
-    return type(base.__name__, (base,), {**members, "format": format_, "start": start})
+    members |= {"format": format_, "option": option, "options": options, "start": start}
+    return type(base.__name__, (base,), members)

@@ -53,6 +53,10 @@ class FakeWriter:
         self.calls.append((name, value))
         return self
 
+    def options(self, **options: str) -> FakeWriter:
+        self.calls += options.items()
+        return self
+
     def start(self, path: Any = None, format: str | None = None, *rest: Any, **named: Any) -> str:
         if format is not None:
             self.format(format)
