@@ -147,6 +147,7 @@ class App:
         self._stores: dict[str, Options] = {}
         #: The digest of each static table of each SQL text. A notebook runs a text again with other tables.
         self._tables: dict[str, Mapping[str, str]] = {}
+        self._topic: str | None = None  # of the last write(); "" for the column
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -579,6 +580,7 @@ class App:
         plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
         self._check(frame, plan)
         _log.info("%s", plan.text(self.id))
+        self._note_target(plan.sink)
         return writer_of(frame, plan.frame, self.id, plan.sink)
 
     def explain(
@@ -660,6 +662,21 @@ class App:
             return
         for warning in check_on_server(session, *arguments):
             _log.warning("%s", warning)
+
+    def _note_target(self, sink: Mapping[str, str]) -> None:
+        """Logs a warning if the query of this App was written to another topic before."""
+        topic = {name.lower(): value for name, value in sink.items()}.get(TOPIC, "")
+        if self._topic is not None and self._topic != topic:
+            former, now = (repr(each) if each else "the column 'topic'" for each in (self._topic, topic))
+            _log.warning(
+                "App(%r) is written to %s, and was written to %s before. An App is one query, and its "
+                "checkpoint passes each record to one run: what the former run has read does not come to "
+                "this one. For two queries, use app.query(name); for more systems, sinks=.",
+                self.id,
+                now,
+                former,
+            )
+        self._topic = topic
 
     def _used_stores(self, rows: DataFrame) -> dict[str, Options]:
         """Returns the options of the operators in a frame, after `check_changelog`, by the name of the store.

@@ -239,6 +239,28 @@ def test_the_writer_refuses_other_options_than_those_that_were_checked(
         writer().toTable("t")
 
 
+def test_an_app_that_is_written_to_a_second_topic_is_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "kafka_eos_source.app.app.plan_query",
+        lambda frame, records, sinks, stated, **_: SimpleNamespace(frame=frame, sink=stated, text=str),
+    )
+    monkeypatch.setattr("kafka_eos_source.app.app.is_of_source", lambda *_: False)
+    monkeypatch.setattr("kafka_eos_source.app.app.writer_of", lambda *_: None)
+    query, frame = app(), SimpleNamespace(isStreaming=True)
+    monkeypatch.setattr(App, "_check", lambda *_: None)
+    for topic in ("one", "one"):
+        query.write(frame, topic)  # type: ignore[arg-type]
+    query.query("audit").write(frame, "two")  # type: ignore[arg-type]
+    assert not caplog.records
+    query.write(frame, "two")  # type: ignore[arg-type]
+    query.write(frame)  # type: ignore[arg-type]
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
+    assert "written to 'two', and was written to 'one' before" in caplog.text
+    assert "written to the column 'topic', and was written to 'two' before" in caplog.text
+
+
 def test_the_sink_knows_the_static_tables_of_sql(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = object()
     tables = {"rates": "1"}
