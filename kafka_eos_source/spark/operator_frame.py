@@ -251,6 +251,16 @@ def _map_in_arrow(
     return frame.mapInArrow(past_packets(func, arrow_schema(rows)), output, barrier, profile)
 
 
+def _coalesce(frame: DataFrame, tasks: int) -> DataFrame:
+    if senders_of(frame).stores or not senders_of(frame).reads:
+        raise _lost(
+            "coalesce()",
+            "moves shards of the operator to other tasks than their own",
+            "use repartition(n), which moves the rows after the operator.",
+        )
+    return spark_frame(frame).coalesce(tasks)
+
+
 def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
     found = func(frame, *args, **kwargs)
     if not isinstance(found, DataFrame):
@@ -370,10 +380,7 @@ METHODS: dict[str, Rule] = {
     **_each("melt pandas_api toJSON transpose unpivot zipWithIndex", _NEW_ROWS),
     **_each("cache checkpoint localCheckpoint persist repartitionByRange", _TWICE),
     **_each("orderBy sort sortWithinPartitions", _SORTS),
-    "coalesce": Refused(
-        "moves shards of the operator to other tasks than their own",
-        "use repartition(n), which moves the rows after the operator.",
-    ),
+    "coalesce": Adapted(_coalesce, of_itself=True),
     "repartitionById": Refused(
         "needs the number of a partition in each row, which is null in rows with state changes",
         "use repartition(n).",

@@ -108,6 +108,9 @@ class FakeFrame(ClassicDataFrame):
     def repartition(self, *arguments: Any) -> FakeFrame:
         return self._after(self.columns, "repartition", *arguments)
 
+    def coalesce(self, tasks: int) -> FakeFrame:  # type: ignore[override]
+        return self._after(self.columns, "coalesce", tasks)
+
     def hint(self, name: str, *_: Any) -> FakeFrame:
         return self._after(self.columns, "hint", name)
 
@@ -330,6 +333,16 @@ def test_a_read_that_sets_bad_records_aside_names_itself_in_refusals() -> None:
     after = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ + Senders(("one",)))
     with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a stateful operator"):
         after.distinct()
+
+
+def test_only_shards_of_operators_must_stay_in_their_tasks() -> None:
+    frame = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ)
+    after = frame.coalesce(1)
+    assert is_operator_frame(after)
+    assert senders_of(after) == READ
+    for senders in (READ + Senders(("one",)), Senders(("one",)), Senders()):
+        with pytest.raises(InvalidSchemaError, match=r"coalesce\(\) after a stateful operator moves shards"):
+            operator_frame(FakeFrame(["k", CHANGELOG]), senders=senders).coalesce(1)
 
 
 def test_a_union_of_two_parts_of_one_read_is_refused() -> None:
