@@ -20,7 +20,8 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, own_errors
+from kafka_eos_source.datasource.checks_on_server import check_on_server, own_errors
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
@@ -632,8 +633,8 @@ class App:
             )
         own = {} if topic is None else {TOPIC: topic}
         stated = self._options("sink", _replaced(options or {}, own))
-        given = {name.lower(): value for name, value in stated.items()}
-        topic = given.get(TOPIC)
+        by_name = {name.lower(): value for name, value in stated.items()}
+        topic = by_name.get(TOPIC)
         if topic is None and is_of_source(frame, TOPIC):
             raise InvalidOptionError(
                 f"topic= is not set, so the column {TOPIC!r} names the topic of each record. It is the topic "
@@ -642,7 +643,7 @@ class App:
                 f".withColumnRenamed({TOPIC!r}, 'source_topic').",
             )
         records = Records(topic, key, value, registry, removed)
-        has_timestamp = given.get("includetimestamp", "").lower() == "true"
+        has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
     def _check(self, frame: DataFrame, plan: QueryPlan) -> None:
