@@ -204,7 +204,10 @@ def test_the_writer_writes_only_to_kafka(world: World, step: Any, said: str) -> 
 
 
 def test_an_option_of_the_writer_that_disagrees_names_the_way_of_the_app(world: World) -> None:
-    writer = world.app.write(world.flights(), world.target, key="key").option("topic", "other")
+    writer = world.app.write(world.flights(), world.target, key="key")
+    with pytest.raises(InvalidOptionError, match="has checked the query with"):
+        writer.option("checkpointLocation", f"{world.target}-other")
+    writer = writer.option("includeTimestamp", True)
     with pytest.raises(PySparkException, match=r"App\.write\(options=\{…\}\)"):
         writer.trigger(availableNow=True).start().awaitTermination()
 

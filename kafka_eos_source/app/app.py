@@ -14,14 +14,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pyspark.errors import PySparkException
 from pyspark.sql.types import DataType, StructType
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.checks_on_server import check_on_server, error_in
+from kafka_eos_source.datasource.checks_on_server import check_on_server, own_errors
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
@@ -149,6 +148,7 @@ class App:
         self._stores: dict[str, Options] = {}
         #: The digest of each static table of each SQL text. A notebook runs a text again with other tables.
         self._tables: dict[str, Mapping[str, str]] = {}
+        self._topic: str | None = None  # of the last write(); "" for the column
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -335,13 +335,8 @@ class App:
             decoder, type_, does = given
             step = decoded_values(decoder, type_, kept, does, on_bad=on_bad, has_headers=has_headers)
             source[STEP_IN_READ] = step.to_option()
-        try:
+        with own_errors():
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()
-        except PySparkException as failure:
-            error = error_in(str(failure))
-            if error is None:
-                raise
-            raise error from None
         return frame if step is None else frame_of(step, frame)
 
     # -- SQL ---------------------------------------------------------------------------------
@@ -580,7 +575,8 @@ class App:
         plan = self._plan(frame, topic, key, value, registry, removed, sinks, options)
         self._check(frame, plan)
         _log.info("%s", plan.text(self.id))
-        return writer_of(plan.frame, self.id, plan.sink)
+        self._note_target(plan.sink)
+        return writer_of(frame, plan.frame, self.id, plan.sink)
 
     def explain(
         self,
@@ -661,6 +657,21 @@ class App:
             return
         for warning in check_on_server(session, *arguments):
             _log.warning("%s", warning)
+
+    def _note_target(self, sink: Mapping[str, str]) -> None:
+        """Logs a warning if the query of this App was written to another topic before."""
+        topic = {name.lower(): value for name, value in sink.items()}.get(TOPIC, "")
+        if self._topic is not None and self._topic != topic:
+            former, now = (repr(each) if each else "the column 'topic'" for each in (self._topic, topic))
+            _log.warning(
+                "App(%r) is written to %s, and was written to %s before. An App is one query, and its "
+                "checkpoint passes each record to one run: what the former run has read does not come to "
+                "this one. For two queries, use app.query(name); for more systems, sinks=.",
+                self.id,
+                now,
+                former,
+            )
+        self._topic = topic
 
     def _used_stores(self, rows: DataFrame) -> dict[str, Options]:
         """Returns the options of the operators in a frame, after `check_changelog`, by the name of the store.

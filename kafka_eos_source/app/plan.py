@@ -11,12 +11,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.app.records import Records, columns_of_user
+from kafka_eos_source.datasource.checks_on_server import own_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape
@@ -33,9 +33,11 @@ from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.options.parse import parse_sink_in_read
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.sinks.specs import OBJECT
+from kafka_eos_source.spark.operator_frame import refused_elsewhere, writer_for_kafka
 from kafka_eos_source.spark.session import SessionRules
 
 if TYPE_CHECKING:
@@ -155,7 +157,8 @@ def _staged(
         rows = with_column_of_packets(rows)
     step = MapInRead(columns, rows, None, uuid.uuid4().hex, BY_APP)
     own = {f"{SINK_IN_READ}{name}": value for name, value in sink.items()}
-    return origin.read(step, frame.sparkSession, own)
+    with own_errors():
+        return origin.read(step, frame.sparkSession, own)
 
 
 def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[str, str]:
@@ -172,37 +175,38 @@ def _of_sinks(sinks: Mapping[str, Sink], columns: Sequence[str] | None) -> dict[
 # ------------------------------------------------------------------ the writer
 
 
-def writer_of(frame: DataFrame, query: str, sink: Mapping[str, str]) -> DataStreamWriter:
-    """Returns the writer of a query. It writes to no other sink, because the frame consists of records."""
-    writer: Any = frame.writeStream.format(FORMAT_NAME).queryName(query).options(**sink)
-    base: Any = type(writer)
-    writer.__class__ = _only_for_kafka(base)
-    found: DataStreamWriter = writer
-    return found
+def writer_of(rows: DataFrame, frame: DataFrame, query: str, sink: Mapping[str, str]) -> DataStreamWriter:
+    """Returns the writer of a query. It writes to no other sink, because its frame consists of records.
 
+    Args:
+        rows: the frame that the user wrote.
+        frame: the records that were made of it.
+        query: name of the query.
+        sink: options of the sink. The writer refuses other values for them, because they were checked, and
+            the tasks that read may stage the records with them.
+    """
+    stated = {name.lower(): value for name, value in sink.items()}
 
-@lru_cache(maxsize=4)
-def _only_for_kafka(base: Any) -> Any:
-    """Returns a subclass of a session's ``DataStreamWriter`` that refuses to write elsewhere."""
-
-    def refused(method: str) -> Any:
-        def call(*_: Any, **__: Any) -> Any:
+    def check_option(name: str, value: object) -> None:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        own = stated.get(name.lower(), text)
+        if value is not None and own != text:
             raise InvalidOptionError(
-                f"{method}() on the writer of App.write(), whose frame consists of records for Kafka, which "
-                "the tasks that read may have staged.",
-                fix=f"call {method}() on the rows themselves: frame.writeStream.{method}(…); or name further "
-                "systems in sinks= of App.write().",
+                f"option {name!r} is set to {shown(name, text)!r} on the writer of App.write(), which has "
+                f"checked the query with {shown(name, own)!r}; expected no other value.",
+                fix="give this value to App(…) or App.write(…). For another query of the program, use "
+                "app.query(name).",
             )
 
-        return call
+    refused = refused_elsewhere(rows) or _records_elsewhere
+    writer: DataStreamWriter = writer_for_kafka(frame, refused, check_option)
+    return writer.format(FORMAT_NAME).queryName(query).options(**sink)
 
-    def format_(self: Any, source: str) -> Any:
-        return base.format(self, source) if source == FORMAT_NAME else refused(f"format({source!r})")()
 
-    def start(self: Any, path: Any = None, format: str | None = None, *rest: Any, **named: Any) -> Any:
-        if format not in (None, FORMAT_NAME):
-            refused(f"start(format={format!r})")()
-        return base.start(self, path, format, *rest, **named)
-
-    methods = {name: refused(name) for name in ("foreachBatch", "foreach", "toTable")}
-    return type(base.__name__, (base,), {**methods, "format": format_, "start": start})
+def _records_elsewhere(call: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"{call} on the writer of App.write(), whose frame consists of records for Kafka, which the tasks "
+        "that read may have staged.",
+        fix=f"call {call} on the rows themselves: frame.writeStream.{call}; or name further systems in "
+        "sinks= of App.write().",
+    )

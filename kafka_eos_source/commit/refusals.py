@@ -50,6 +50,20 @@ def shared_group(batch: Batch, tp: TopicPartition, other: Token | None) -> Forei
     )
 
 
+def reads_dead_letters(topic: str, batch_id: int | None = None) -> InvalidOptionError:
+    """A query reads the topic of its own dead letters.
+
+    ``batch_id`` is the batch that finds it; None before the query starts.
+    """
+    return InvalidOptionError(
+        f"option 'deadLetter.topic' has the value {topic!r}, which is a topic that the query reads; expected "
+        "another topic. Each dead letter would come back as input."
+        + ("" if batch_id is None else f" Nothing of batch {batch_id} was written."),
+        fix="create a topic for the dead letters, and set 'deadLetter.topic' to its name. If "
+        "subscribePattern matches that name, change the pattern so that it does not.",
+    )
+
+
 def guarantee_changed(batch: Batch, token: Token) -> GuaranteeChangedError:
     """Batches were written with ``at_least_once`` since the token, and the checkpoint does not record it."""
     return GuaranteeChangedError(
@@ -465,8 +479,9 @@ def changed_table(name: str) -> InvalidOptionError:
     return InvalidOptionError(
         f"the static table {name!r}, which the query joins in SQL, has other rows or columns than when the "
         "checkpoint was last used. The result would change without a trace.",
-        fix="pass the former table; or, if the change is meant, set .option('onChangedTable', 'continue') on "
-        "the sink for one start. To begin anew, use a new checkpoint and a new application.id.",
+        fix="pass the former table; or, if the change is meant, pass options={'onChangedTable': 'continue'} "
+        "to App.write, until a batch is committed. To begin anew, use a new checkpoint and a new "
+        "application.id.",
     )
 
 

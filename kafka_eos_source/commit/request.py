@@ -14,10 +14,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
-from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.model import Epochs, GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token, TokenRecord
@@ -225,14 +225,9 @@ class CommitRequest:
             InvalidOptionError: if a source reads the topic of the dead letters.
         """
         own = on_cluster(self.sources, cluster.cluster_id, cluster.topics, self.source_cluster)
-        if self.dead_letter_topic in {tp.topic for tp in own.ends}:
-            raise InvalidOptionError(
-                f"option 'deadLetter.topic' has the value {self.dead_letter_topic!r}, which is a topic that "
-                "the query reads; expected another topic. Each dead letter would come back as input. Nothing "
-                f"of batch {self.batch.batch_id} was written.",
-                fix="create a topic for the dead letters, and set 'deadLetter.topic' to its name. If "
-                "subscribePattern matches that name, change the pattern so that it does not.",
-            )
+        letters = self.dead_letter_topic
+        if letters is not None and letters in {tp.topic for tp in own.ends}:
+            raise refusals.reads_dead_letters(letters, self.batch.batch_id)
         return own
 
     def partitions(self, own: OwnOffsets) -> set[TopicPartition]:

@@ -8,7 +8,8 @@ secrets by name, as it does for the part itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -48,13 +49,8 @@ def check_on_server(
         PySparkException: if the check itself cannot run.
     """
     options = options_of_check(sources, operators, sink, schema, running)
-    try:
+    with own_errors():
         found = session.read.format(FORMAT_NAME).options(**options).load().schema
-    except PySparkException as failure:
-        error = error_in(str(failure))
-        if error is None:
-            raise
-        raise error from None
     return [str(each) for each in found[_WARNINGS].metadata[_WARNINGS]]
 
 
@@ -67,6 +63,18 @@ def error_in(text: str) -> KafkaEosError | None:
     message, has_fix, fix = found[2].rpartition(" Fix: ")
     made: KafkaEosError = kind(message, fix) if has_fix else kind(found[2])
     return made
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raises an error of this package that Spark quotes instead of the error of Spark."""
+    try:
+        yield
+    except PySparkException as failure:
+        error = error_in(str(failure))
+        if error is None:
+            raise
+        raise error from None
 
 
 def options_of_check(

@@ -461,6 +461,7 @@ def _check_brokers(query: _Query) -> _Answers:
                 )
     _check_patterns(query, answers)
     _check_same_cluster(query, answers)
+    _check_loops(query, answers)
     return answers
 
 
@@ -504,6 +505,29 @@ def _check_same_cluster(query: _Query, answers: _Answers) -> None:
                 "cluster, because the sink writes the changes of the state.",
                 fix="set kafka.bootstrap.servers on the sink and in the options of the operator to the same "
                 "cluster.",
+            )
+
+
+def _check_loops(query: _Query, answers: _Answers) -> None:
+    """Checks whether the query reads a topic that it writes.
+
+    Raises:
+        InvalidOptionError: if it reads its own dead letters.
+    """
+    sink = query.sink
+    written = answers.of(sink.kafka).cluster_id
+    for source in query.sources:
+        read = answers.of(source.kafka).cluster_id
+        if _key(source.kafka) != _key(sink.kafka) and (not read or read != written):
+            continue  # another cluster, or perhaps another one
+        what = source.subscription
+        if sink.dead_letter_topic is not None and what.has_topic(sink.dead_letter_topic):
+            raise refusals.reads_dead_letters(sink.dead_letter_topic)
+        if sink.topic is not None and what.has_topic(sink.topic):
+            query.warnings.append(
+                f"option 'topic' has the value {sink.topic!r}, which is a topic that the query reads "
+                f"({what.kind}: {what}): each record that it writes comes back as its input. If nothing in "
+                "the query ends this loop, such as a filter or a number of attempts, write to another topic."
             )
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
-from kafka_eos_source.in_read.sql_check import SqlText, check, selected
+from kafka_eos_source.in_read.sql_check import SqlText, check, input_first, selected
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
     LARGEST_RESULT_BYTES,
@@ -162,6 +162,7 @@ def compile_sql(
         )
     static = _checked_tables(tables or {}, name)
     _check_columns(rows.names, f"the input {name!r}")
+    _check_types(rows, name)
     draft = SqlTransform(
         text=text,
         name=name,
@@ -197,6 +198,7 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
             for each, kind in zip(names, types, strict=True)
         ]
     )
+    on_tables = engine.text_of(input_first(tree, checked.of_input)) if static else None
     query, keys, failing = engine.text_of(tree), 0, None
     if engine.operators(query) <= IN_ORDER:
         failing = engine.failing(tree)
@@ -212,6 +214,9 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
     )
     with closing(Engine(found)) as final:
         final.try_without_rows(text)
+    if on_tables is not None:
+        with closing(Engine(draft, as_written=True)) as trial:
+            trial.try_tables(on_tables, text)
     return found
 
 
@@ -276,6 +281,26 @@ def _check_columns(names: Sequence[str], where: str) -> None:
                 fix="rename or drop one of them: … AS name, or * EXCLUDE (name).",
             )
         seen[lower] = each
+
+
+def _check_types(rows: spark.StructType, name: str) -> None:
+    """Checks that the engine gets values as they are: Arrow has the bytes of a VARIANT as a struct."""
+    for column in rows:
+        pending: list[spark.DataType] = [column.dataType]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, spark.VariantType):
+                raise InvalidSchemaError(
+                    f"column {column.name!r} of the input {name!r} has the type "
+                    f"{column.dataType.simpleString()}, and DuckDB would get the bytes of a VARIANT.",
+                    fix="convert it to text before, with to_json(), or drop it.",
+                )
+            if isinstance(each, spark.StructType):
+                pending += [inner.dataType for inner in each]
+            elif isinstance(each, spark.ArrayType):
+                pending.append(each.elementType)
+            elif isinstance(each, spark.MapType):
+                pending += [each.keyType, each.valueType]
 
 
 _SPARK_TYPES: Mapping[str, spark.DataType] = {

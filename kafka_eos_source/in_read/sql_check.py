@@ -171,6 +171,26 @@ def selected(tree: Node, name: str, columns: Collection[str], names: Collection[
     return {each: found[each.lower()] for each in names if each.lower() in found}
 
 
+def input_first(node: Any, of_input: Mapping[int, bool]) -> Any:
+    """Returns a copy of a syntax tree in which each join has the rows of the input on its left side.
+
+    It makes the same rows, but ``*`` has the columns in another order.
+
+    Args:
+        node: the tree, or a part of it.
+        of_input: as in `Checked`.
+    """
+    if isinstance(node, list):
+        return [input_first(each, of_input) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {key: input_first(each, of_input) for key, each in node.items()}
+    swapped = {"INNER": "INNER", "RIGHT": "LEFT"}.get(str(node.get("join_type")))
+    if swapped is not None and of_input.get(id(node.get("right"))):
+        found |= {"left": found["right"], "right": found["left"], "join_type": swapped}
+    return found
+
+
 def position(node: object) -> int | None:
     """Returns the first position in the text of a node or what it contains; None if none is known."""
     found: list[int] = []

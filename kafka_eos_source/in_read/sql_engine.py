@@ -163,12 +163,18 @@ class _Source:
 class Engine:
     """DuckDB in memory, with the static tables and the input of one text.
 
+    Args:
+        step: the text.
+        as_written: whether the engine joins in the order of the text, and reads the right side of each join
+            even if the left side has no rows.
+
     Attributes:
         lock: its user must hold it, because a connection runs one query at a time.
     """
 
-    def __init__(self, step: SqlTransform) -> None:
+    def __init__(self, step: SqlTransform, *, as_written: bool = False) -> None:
         self.step = step
+        self._more = {"disabled_optimizers": "join_order,build_side_probe_side"} if as_written else {}
         self.lock = threading.Lock()
         self.connection = self._opened()
         self.empty = self.source.empty
@@ -179,7 +185,7 @@ class Engine:
 
         step = self.step
         self.source = _Source(arrow_schema(step.input), numbered=step.keys > 0)
-        config = {**_CONFIG, "memory_limit": f"{step.memory_bytes}B"}
+        config = {**_CONFIG, **self._more, "memory_limit": f"{step.memory_bytes}B"}
         connection = duckdb.connect(":memory:", config=config)
         try:
             connection.sql(f"SET TimeZone = {_quoted(step.time_zone, chr(39))}")
@@ -397,6 +403,37 @@ class Engine:
                 "each batch",
                 "let each row come from a row of the input.",
             )
+
+    def try_tables(self, query: str, text: SqlText) -> None:
+        """Tries what a text computes of the static tables alone, such as a cast of a column to join by.
+
+        In a task, such an error would come with each record. Without rows of the input, only the static
+        tables can be its cause.
+
+        Args:
+            query: the text, with the input on the left side of each join. The engine must join `as_written`.
+            text: the text, for the error.
+
+        Raises:
+            InvalidSqlError: if it fails.
+        """
+        import duckdb
+
+        try:
+            found = self.connection.sql(query)
+        except duckdb.Error:  # the sides of a join cannot be exchanged in this text
+            return
+        try:
+            found.fetchall()
+        except duckdb.Error as error:
+            failed = _FailedError.of(error)
+            if failed.of_memory:  # in a task, the engine may join in another order
+                return
+            raise text.error(
+                f"it fails on the static tables, whatever the records: {failed.text}",
+                "correct the values of the static table; or convert them in the text, where TRY_CAST(… AS …) "
+                "makes null of a value that does not fit.",
+            ) from error
 
     # -------------------------------------------------------------- batches
 

@@ -92,7 +92,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     zone = {"timezone": "UTC"} if "timezone" in known else {"timestamp_utc": True}  # until PySpark 4.1
     try:
         found = to_arrow_schema(schema, **zone)
-    except PySparkTypeError as error:
+    except (PySparkTypeError, ValueError) as error:  # array<void>
         raise InvalidSchemaError(
             f"the frame has a column whose type Arrow cannot represent: {error}.",
             fix="cast the column, or exclude it with sink.<name>.columns.",

@@ -117,13 +117,19 @@ def _runs_operator(step: Step) -> bool:
     return not step.shuffles and any(map(_runs_operator, step.inputs))
 
 
-_EXPLODES = "drops rows whose array is null or empty; the array of a row with state changes is null"
+_EXPLODES = (
+    "drops rows whose array is null or empty, as that of a row with state changes, or repeats each row"
+)
 _CONDITION = "drops rows with state changes, for which the condition is not true"
 
 
+_OUTER = (
+    "use explode_outer() and then where(), with an array that is null if the columns of the row are: "
+    f"explode_outer(items), or explode_outer(when(col({CHANGELOG!r}).isNull(), array(…)))"
+)
 _DROPS_ROWS = "drops or merges rows, and state changes are among them"
 _FIXES = {
-    _EXPLODES: "use explode_outer() and then where(), or do this before the operator.",
+    _EXPLODES: f"{_OUTER}, or do this before the operator.",
     _DROPS_ROWS: "do this before the operator, or in a query that reads the output topic.",
 }
 
@@ -132,7 +138,7 @@ def _lost(step: str, why: str, *, only_bad_records: bool = False) -> InvalidSche
     if only_bad_records:
         what = why.replace("state changes", "bad records")
         keeping = {
-            _EXPLODES: "use explode_outer() and then where()",
+            _EXPLODES: _OUTER,
             _DROPS_ROWS: "do this in a query that reads the output topic",
         }.get(
             why,

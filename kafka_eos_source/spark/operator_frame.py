@@ -21,7 +21,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, KafkaEosError
+from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
@@ -250,6 +251,16 @@ def _map_in_arrow(
     return frame.mapInArrow(past_packets(func, arrow_schema(rows)), output, barrier, profile)
 
 
+def _coalesce(frame: DataFrame, tasks: int) -> DataFrame:
+    if senders_of(frame).stores or not senders_of(frame).reads:
+        raise _lost(
+            "coalesce()",
+            "moves shards of the operator to other tasks than their own",
+            "use repartition(n), which moves the rows after the operator.",
+        )
+    return spark_frame(frame).coalesce(tasks)
+
+
 def _transform(frame: DataFrame, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
     found = func(frame, *args, **kwargs)
     if not isinstance(found, DataFrame):
@@ -369,10 +380,7 @@ METHODS: dict[str, Rule] = {
     **_each("melt pandas_api toJSON transpose unpivot zipWithIndex", _NEW_ROWS),
     **_each("cache checkpoint localCheckpoint persist repartitionByRange", _TWICE),
     **_each("orderBy sort sortWithinPartitions", _SORTS),
-    "coalesce": Refused(
-        "moves shards of the operator to other tasks than their own",
-        "use repartition(n), which moves the rows after the operator.",
-    ),
+    "coalesce": Adapted(_coalesce, of_itself=True),
     "repartitionById": Refused(
         "needs the number of a partition in each row, which is null in rows with state changes",
         "use repartition(n).",
@@ -493,25 +501,110 @@ def _lost(step: str, why: str, fix: str) -> InvalidSchemaError:
     )
 
 
+# ------------------------------------------------------------------ the writer
+
+
 def _write_stream(self: DataFrame) -> Any:
     """Returns Spark's DataStreamWriter, which checks the query's plan before it starts."""
-    frame = spark_frame(self)
-    writer = frame.writeStream
+    return writer_for_kafka(self, _elsewhere(senders_of(self)))
+
+
+def writer_for_kafka(
+    frame: DataFrame,
+    refused: Callable[[str], KafkaEosError],
+    check_option: Callable[[str, object], None] = lambda _name, _value: None,
+) -> Any:
+    """Returns a session's ``DataStreamWriter`` that writes only with ``format("kafka-eos")``.
+
+    It checks the query's plan before the query starts.
+
+    Args:
+        frame: the frame to write.
+        refused: returns the error for a call that would write elsewhere, such as ``foreachBatch()``.
+        check_option: raises an error if an option may not have a value.
+    """
+    plain = spark_frame(frame)
+    writer = plain.writeStream
     checked = _with_class(writer, _writer_class(_class_of(writer)))
-    checked.__dict__["_kafka_eos_frame"] = frame
+    checked.__dict__.update(
+        _kafka_eos_frame=plain,
+        _kafka_eos_refused=refused,
+        _kafka_eos_check_option=check_option,
+        _kafka_eos_named=False,
+    )
     return checked
+
+
+def refused_elsewhere(frame: DataFrame) -> Callable[[str], KafkaEosError] | None:
+    """Returns what makes the error for a call that would write a frame elsewhere than with this package.
+
+    None if it may be written elsewhere, because it carries no packets.
+    """
+    return _elsewhere(senders_of(frame)) if CHANGELOG in frame.columns else None
+
+
+def _elsewhere(senders: Senders) -> Callable[[str], KafkaEosError]:
+    def refused(call: str) -> KafkaEosError:
+        if senders.stores or not senders.reads:
+            return InvalidOptionError(
+                f"{call} after a stateful operator; expected format({FORMAT_NAME!r}), which commits the "
+                "state changes of the operator together with its rows. Elsewhere they would arrive as rows, "
+                "and the state would be lost.",
+                fix=f"use writeStream.format({FORMAT_NAME!r}), and name further systems as its sinks "
+                "(sinks= of App.write, sink_options()); or write there in a query that reads the output "
+                "topic.",
+            )
+        return InvalidOptionError(
+            f"{call} after a read with on_bad='dead-letter'; expected format({FORMAT_NAME!r}), which takes "
+            "the bad records. Elsewhere they would arrive as rows of nulls, and no dead letters would be "
+            "written.",
+            fix="read with on_bad='fail' or 'null'; or write with App.write, and name further systems in its "
+            "sinks=.",
+        )
+
+    return refused
+
+
+#: Arguments of ``start`` that are no options.
+_OF_START = ("outputMode", "partitionBy", "queryName")
 
 
 @lru_cache(maxsize=8)
 def _writer_class(base: Any) -> type:
-    def checked(name: str) -> Callable[..., Any]:
-        of_spark = getattr(base, name)
+    def refusing(name: str) -> Callable[..., Any]:
+        def refuse(self: Any, *_: object, **__: object) -> None:
+            raise self._kafka_eos_refused(f"{name}()")
 
-        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-            check_changelog(self._kafka_eos_frame)
-            return of_spark(self, *args, **kwargs)
+        return wraps(getattr(base, name))(refuse)
 
-        return wraps(of_spark)(start)
+    @wraps(base.format)
+    def format_(self: Any, source: str) -> Any:
+        if str(source).lower() != FORMAT_NAME:
+            raise self._kafka_eos_refused(f"format({source!r})")
+        self.__dict__["_kafka_eos_named"] = True
+        return base.format(self, source)
 
-    members = {name: checked(name) for name in ("start", "toTable")}
-    return type("DataStreamWriter", (base,), members)
+    @wraps(base.option)
+    def option(self: Any, key: str, value: Any) -> Any:
+        self._kafka_eos_check_option(key, value)
+        return base.option(self, key, value)
+
+    @wraps(base.options)
+    def options(self: Any, **options: Any) -> Any:
+        for key, value in options.items():
+            self._kafka_eos_check_option(key, value)
+        return base.options(self, **options)
+
+    @wraps(base.start)
+    def start(self: Any, path: Any = None, format: str | None = None, *rest: Any, **named: Any) -> Any:
+        check_changelog(self._kafka_eos_frame)
+        if format is not None:
+            self.format(format)
+        if not self._kafka_eos_named:
+            raise self._kafka_eos_refused(f"start() without format({FORMAT_NAME!r})")
+        self.options(**{key: value for key, value in named.items() if key not in _OF_START})
+        return base.start(self, path, format, *rest, **named)
+
+    members = {name: refusing(name) for name in ("foreach", "foreachBatch", "toTable")}
+    members |= {"format": format_, "option": option, "options": options, "start": start}
+    return type(base.__name__, (base,), members)

@@ -139,7 +139,8 @@ def check_frame(schema: StructType, *, topic_option: str | None, include_timesta
         if not isinstance(found, accepted):
             raise InvalidSchemaError(
                 f"column {name!r} has type {found.simpleString()}; expected {wanted}.",
-                fix=f"cast it with .withColumn({name!r}, col({name!r}).cast({wanted.split()[0]!r})).",
+                fix=f"cast it: in the text of app.sql with CAST(… AS …) AS {name}; in Spark with "
+                f".withColumn({name!r}, col({name!r}).cast({wanted.split()[0]!r})).",
             )
         return index
 

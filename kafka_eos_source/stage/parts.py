@@ -269,10 +269,11 @@ def _check_read(pieces: Sequence[ReadPart], batch_id: int) -> None:
 def _bad_records_lost(what: str, batch_id: int) -> StagedReadError:
     return StagedReadError(
         f"bad records of batch {batch_id} are lost or doubled: {what}. A step between the read with "
-        f"on_bad='dead-letter' and the sink dropped their rows, or the column {CHANGELOG!r}.",
+        f"on_bad='dead-letter' and the sink dropped or repeated their rows, or dropped the column "
+        f"{CHANGELOG!r}.",
         fix="use select(), where() and the other methods of the frame that was read, which keep them; in SQL "
-        f"of Spark, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'. Nothing "
-        "was sent to Kafka.",
+        f"of Spark, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'; give "
+        "explode_outer() an array that is null where the columns of the row are. Nothing was sent to Kafka.",
     )
 
 
@@ -341,7 +342,7 @@ def _with_common_event_time(found: list[ShardReport]) -> Iterable[ShardReport]:
 def _state_lost(what: str, batch_id: int, more: str = "") -> StateLostError:
     return StateLostError(
         f"state changes of batch {batch_id} are lost: {what}. A step between the operator and the sink "
-        f"dropped their rows, or the column {CHANGELOG!r}.",
+        f"dropped or repeated their rows, or dropped the column {CHANGELOG!r}.",
         fix="use select(), where() and the other methods of the frame that the operator returned, which keep "
         f"them; in SQL, select {CHANGELOG} too, and write conditions as '… OR {CHANGELOG} IS NOT NULL'; "
         f"write the result of an operator to one sink only{more}. "

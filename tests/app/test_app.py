@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kafka_eos_source import App
+from kafka_eos_source.app.plan import writer_of
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.state.options import parse_state
@@ -172,6 +175,90 @@ def test_options_of_a_call_cannot_replace_what_the_app_sets() -> None:
 def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(KafkaEosError, match=message):
         app().read(**{"topics": "orders", **arguments})
+
+
+class Writer:
+    """Takes the place of DataStreamWriter; it keeps the options."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def option(self, key: str, value: Any) -> Writer:
+        self.found[key] = value
+        return self
+
+    def options(self, **options: Any) -> Writer:
+        self.found |= options
+        return self
+
+    def itself(self, *_: Any) -> Writer:
+        return self
+
+    format = queryName = foreach = foreachBatch = toTable = itself  # noqa: N815
+
+    def start(self, path: Any = None, format: Any = None, outputMode: Any = None, **options: Any) -> Any:  # noqa: N803
+        return {**self.found, **options}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda writer, name, value: writer.option(name, value),
+        lambda writer, name, value: writer.options(**{name: value}),
+        lambda writer, name, value: writer.start(**{name: value}),
+    ],
+)
+def test_the_writer_refuses_other_options_than_those_that_were_checked(
+    change: Callable[[Any, str, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_eos_source.spark.operator_frame.check_changelog", lambda _: None)
+    sink = {"checkpointLocation": "/data/revenue", "kafka.sasl.password": "one-secret", "flag": "true"}
+    rows: Any = SimpleNamespace(columns=["n"])
+
+    def writer() -> Any:
+        frame: Any = SimpleNamespace(writeStream=Writer())
+        return writer_of(rows, frame, "revenue", sink)
+
+    with pytest.raises(
+        InvalidOptionError, match=r"'/data/other' on the writer of App.* '/data/revenue'"
+    ) as bad:
+        change(writer(), "checkpointlocation", "/data/other")
+    assert "app.query(name)" in bad.value.fix
+    with pytest.raises(InvalidOptionError) as bad:
+        change(writer(), "kafka.sasl.password", "two-secret")
+    assert "secret" not in str(bad.value)
+    for name, value in (
+        ("flag", True),
+        ("checkpointLocation", "/data/revenue"),
+        ("other", 1),
+        ("flag", None),
+    ):
+        change(writer(), name, value)
+    assert writer().start(other=1) == {**sink, "other": 1}
+    with pytest.raises(InvalidOptionError, match=r"toTable\(\) on the writer of App.write"):
+        writer().toTable("t")
+
+
+def test_an_app_that_is_written_to_a_second_topic_is_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "kafka_eos_source.app.app.plan_query",
+        lambda frame, records, sinks, stated, **_: SimpleNamespace(frame=frame, sink=stated, text=str),
+    )
+    monkeypatch.setattr("kafka_eos_source.app.app.is_of_source", lambda *_: False)
+    monkeypatch.setattr("kafka_eos_source.app.app.writer_of", lambda *_: None)
+    query, frame = app(), SimpleNamespace(isStreaming=True)
+    monkeypatch.setattr(App, "_check", lambda *_: None)
+    for topic in ("one", "one"):
+        query.write(frame, topic)  # type: ignore[arg-type]
+    query.query("audit").write(frame, "two")  # type: ignore[arg-type]
+    assert not caplog.records
+    query.write(frame, "two")  # type: ignore[arg-type]
+    query.write(frame)  # type: ignore[arg-type]
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * 2
+    assert "written to 'two', and was written to 'one' before" in caplog.text
+    assert "written to the column 'topic', and was written to 'two' before" in caplog.text
 
 
 def test_the_sink_knows_the_static_tables_of_sql(monkeypatch: pytest.MonkeyPatch) -> None:

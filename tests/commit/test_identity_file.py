@@ -265,7 +265,7 @@ def test_a_changed_static_table_is_refused_until_a_person_allows_it(tmp_path: Pa
     of(tmp_path, {"rates": "1", "codes": "1"}).write()
     with pytest.raises(InvalidOptionError, match=r"static table 'rates'.*other rows") as refused:
         of(tmp_path, {"codes": "1", "rates": "2"})
-    assert "onChangedTable" in refused.value.fix
+    assert "options={'onChangedTable': 'continue'} to App.write" in refused.value.fix
     of(tmp_path, {"codes": "1", "rates": "2"}, onChangedTable="continue").write()
     of(tmp_path, {"codes": "1", "rates": "2"}).write()
     with pytest.raises(InvalidOptionError, match="'rates'"):

@@ -386,6 +386,47 @@ def test_an_operator_on_another_cluster(job: Job, monkeypatch: pytest.MonkeyPatc
     assert "Expected the same cluster" in refused(job, InvalidOptionError)
 
 
+READS_LETTERS = [
+    {"subscribe": "orders, letters"},
+    {"assign": json.dumps({"letters": [0]})},
+    {"subscribePattern": "orders|let.*"},
+]
+
+
+@pytest.mark.parametrize("topics", READS_LETTERS)
+def test_a_query_that_reads_its_own_dead_letters(job: Job, topics: dict[str, str]) -> None:
+    del job.source["subscribe"]
+    job.source |= topics
+    job.sink |= {"onInvalidRecord": "dead-letter", "deadLetter.topic": "letters"}
+    text = refused(job, InvalidOptionError)
+    assert "option 'deadLetter.topic' has the value 'letters', which is a topic that the query reads" in text
+
+
+@pytest.mark.parametrize("topics", READS_LETTERS)
+def test_a_query_that_reads_what_it_writes_is_warned(job: Job, topics: dict[str, str]) -> None:
+    del job.source["subscribe"]
+    job.source |= topics
+    job.sink["topic"] = "letters"
+    (warning,) = job.check()
+    assert "option 'topic' has the value 'letters', which is a topic that the query reads" in warning
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_a_topic_of_the_same_name_on_another_cluster_is_another_topic(
+    job: Job, is_other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described, answered = AdminClient.described, iter(["read", "written"])
+
+    def elsewhere(client: AdminClient, names: Any, seconds: float, **more: Any) -> tuple[str, Any]:
+        cluster_id, found = described(client, names, seconds, **more)
+        return (next(answered) if is_other else cluster_id), found
+
+    monkeypatch.setattr(AdminClient, "described", elsewhere)
+    job.source["kafka.client.dns.lookup"] = "use_all_dns_ips"  # the same address with other properties
+    job.sink["topic"] = "orders"
+    assert bool(job.check()) is not is_other
+
+
 def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
     folders = [str(job.folder / name) for name in ("lake", "copy")]
     job.sink |= {"application.id": "app", "sinks": "lake, copy"}

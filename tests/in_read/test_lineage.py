@@ -135,6 +135,28 @@ def test_rows_of_a_step_in_the_read_are_columns_of_the_source() -> None:
     assert not is_of_source(frame, "number")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_copy"),
+    [
+        ("SELECT * FROM batch", True),
+        ("SELECT value, topic FROM batch WHERE topic <> 'x'", True),
+        ("SELECT upper(topic) AS topic FROM batch", False),
+        ("SELECT key AS topic FROM batch", False),
+    ],
+)
+def test_a_column_that_sql_selects_unchanged_is_one_of_the_source(text: str, is_copy: bool) -> None:
+    pytest.importorskip("duckdb")
+    from kafka_eos_source.in_read.sql import compile_sql
+
+    names = ("key", "value", "topic")
+    columns = ReadColumns(tuple(ReadColumn(name, name) for name in names))
+    transform = compile_sql(text, StructType([StructField(name, StringType()) for name in names]))
+    step = RowsInRead.of(transform, columns, "runs SQL", transform.copies)
+    frame: Any = source(step__in__read=step.to_option())
+    frame.columns = transform.rows.names
+    assert is_of_source(frame, "topic") is is_copy
+
+
 def test_packed_rows_and_other_sources_are_no_columns_of_the_source() -> None:
     rows = StructType([StructField("value", BinaryType())])
     packed = MapInRead(ReadColumns((ReadColumn("value", "value"),)), rows, None)

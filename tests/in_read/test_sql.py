@@ -249,6 +249,61 @@ def test_large_batches_keep_the_order_of_the_input() -> None:
     assert {row["id"] for row in found} == set(range(5000))
 
 
+BROKEN = pa.table({"number": ["1", "x"], "code": ["a", "b"], "rate": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id, rate FROM batch JOIN r ON r.number = id",
+        "SELECT id, rate FROM r JOIN batch ON r.number = id",
+        "SELECT id, rate FROM batch b LEFT JOIN r ON r.number = b.id",
+        "SELECT r.*, id FROM r RIGHT JOIN batch ON r.number = id",
+        "SELECT id, rate FROM batch, r WHERE r.number = id",
+        "SELECT id, rate FROM r CROSS JOIN batch WHERE r.number::INT = id",
+        "SELECT id FROM batch SEMI JOIN r ON r.number = id",
+        "SELECT id, rate FROM batch JOIN r USING (code) WHERE number::INT > 0",
+        "SELECT id, rate FROM batch JOIN r ON number::INT > id",
+        "SELECT id FROM batch WHERE id IN (SELECT number::INT FROM r)",
+        "WITH w AS (SELECT id FROM batch) "
+        "SELECT w.id, t.rate FROM (r JOIN w ON r.number = w.id) JOIN r t USING (rate)",
+        "SELECT id FROM batch UNION ALL SELECT id FROM r JOIN batch ON r.number = id",
+    ],
+)
+def test_a_static_table_that_cannot_be_converted_is_an_error_of_the_text(text: str) -> None:
+    """It would come with each record, and one after the other would be a bad record."""
+    with pytest.raises(InvalidSqlError, match="Could not convert string 'x' to INT32") as refused:
+        compile_sql(text, ROWS, tables={"r": BROKEN})
+    assert refused.value.fix
+    found, errors = compile_sql(text, ROWS, tables={"r": BROKEN.slice(0, 1)})(rows_of([0, 1, 2]))
+    assert not errors
+    assert found.num_rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id, rate FROM r JOIN batch ON TRY_CAST(number AS INT) = id",
+        "SELECT id, rate FROM r JOIN batch ON number::INT = id WHERE r.code = 'a'",
+        "SELECT id, rate FROM r JOIN batch ON CASE r.code WHEN 'a' THEN number::INT END = id",
+        "SELECT id, rate / coalesce(id, 0) AS share FROM r JOIN batch USING (code) WHERE id > 0",
+    ],
+)
+def test_what_a_text_does_not_compute_of_a_static_table_is_no_error(text: str) -> None:
+    found, errors = compile_sql(text, ROWS, tables={"r": BROKEN})(rows_of([1, 11]))
+    assert not errors
+    assert found.num_rows
+
+
+def test_a_static_value_that_fails_only_for_the_records_that_join_it_fails_these() -> None:
+    step = compile_sql(
+        "SELECT id, number::INT AS n FROM batch JOIN r USING (code)", ROWS, tables={"r": BROKEN}
+    )
+    found, errors = step(rows_of([1, 2, 3]))
+    assert found.to_pylist() == [{"id": 1, "n": 1}]
+    assert list(errors) == [1]
+
+
 def test_a_static_table_follows_the_rules_of_sql_for_nulls() -> None:
     step = compile_sql("SELECT id FROM batch JOIN rates USING (code)", ROWS, tables=TABLES)
     assert result(step, rows_of([0])) == []  # null = null is not true
@@ -611,6 +666,22 @@ def test_too_little_memory_is_refused() -> None:
 def test_tables_that_are_not_usable_are_refused(tables: dict[str, Any], why: str) -> None:
     with pytest.raises(KafkaEosError, match=why):
         compile_sql("SELECT id FROM batch", ROWS, tables=tables)
+
+
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        (spark.VariantType(), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.StructType().add("x", spark.VariantType())), "the bytes of a VARIANT"),
+        (spark.MapType(spark.StringType(), spark.VariantType()), "the bytes of a VARIANT"),
+        (spark.ArrayType(spark.NullType(), containsNull=False), "Arrow cannot represent"),
+    ],
+)
+def test_columns_that_the_engine_would_not_get_as_they_are_are_refused(
+    type_: spark.DataType, why: str
+) -> None:
+    with pytest.raises(InvalidSchemaError, match=why):
+        compile_sql("SELECT v FROM batch", spark.StructType().add("v", type_))
 
 
 def test_columns_that_sql_cannot_tell_apart_are_refused() -> None:

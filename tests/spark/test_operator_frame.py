@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.arrow import past_packets
 from kafka_eos_source.spark.operator_frame import (
@@ -22,6 +22,7 @@ from kafka_eos_source.spark.operator_frame import (
     Senders,
     is_operator_frame,
     operator_frame,
+    refused_elsewhere,
     senders_of,
     spark_frame,
     spark_grouping,
@@ -38,11 +39,44 @@ class FakeGrouping:
         return FakeFrame(["k", "count"])
 
 
+class FakeWriter:
+    """Takes the place of DataStreamWriter; `calls` are those of Spark's own methods."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def format(self, source: str) -> FakeWriter:
+        self.calls.append(source)
+        return self
+
+    def option(self, name: str, value: str) -> FakeWriter:
+        self.calls.append((name, value))
+        return self
+
+    def options(self, **options: str) -> FakeWriter:
+        self.calls += options.items()
+        return self
+
+    def start(self, path: Any = None, format: str | None = None, *rest: Any, **named: Any) -> str:
+        if format is not None:
+            self.format(format)
+        return "query"
+
+    def foreach(self, f: Any) -> FakeWriter:
+        raise AssertionError
+
+    foreachBatch = toTable = foreach  # noqa: N815
+
+
 class FakeFrame(ClassicDataFrame):
     """A frame of which only the columns exist; `steps` are the calls of Spark's own methods."""
 
     def __init__(self, columns: Iterable[str], steps: tuple[Any, ...] = (), streaming: bool = False) -> None:
         self.__dict__.update(names=list(columns), steps=steps, streaming=streaming)
+
+    @property
+    def writeStream(self) -> Any:  # noqa: N802
+        return FakeWriter()
 
     def _after(self, columns: Iterable[str], *step: Any) -> FakeFrame:
         return FakeFrame(columns, (*self.__dict__["steps"], step))
@@ -73,6 +107,9 @@ class FakeFrame(ClassicDataFrame):
 
     def repartition(self, *arguments: Any) -> FakeFrame:
         return self._after(self.columns, "repartition", *arguments)
+
+    def coalesce(self, tasks: int) -> FakeFrame:  # type: ignore[override]
+        return self._after(self.columns, "coalesce", tasks)
 
     def hint(self, name: str, *_: Any) -> FakeFrame:
         return self._after(self.columns, "hint", name)
@@ -298,9 +335,88 @@ def test_a_read_that_sets_bad_records_aside_names_itself_in_refusals() -> None:
         after.distinct()
 
 
+def test_only_shards_of_operators_must_stay_in_their_tasks() -> None:
+    frame = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ)
+    after = frame.coalesce(1)
+    assert is_operator_frame(after)
+    assert senders_of(after) == READ
+    for senders in (READ + Senders(("one",)), Senders(("one",)), Senders()):
+        with pytest.raises(InvalidSchemaError, match=r"coalesce\(\) after a stateful operator moves shards"):
+            operator_frame(FakeFrame(["k", CHANGELOG]), senders=senders).coalesce(1)
+
+
 def test_a_union_of_two_parts_of_one_read_is_refused() -> None:
     frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=READ)
     with pytest.raises(InvalidSchemaError, match="come from one read with on_bad='dead-letter'"):
         frame.select("k").union(frame.select("k"))
     other = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=Senders(reads=("other",)))
     assert senders_of(frame.union(other)) == Senders(reads=("f", "other"))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
+    """The frames whose plans were checked before their query started."""
+    found: list[DataFrame] = []
+    monkeypatch.setattr("kafka_eos_source.spark.operator_frame.check_changelog", found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("write", "call"),
+    [
+        (lambda writer: writer.format("json").option("path", "p").start(), r"format('json')"),
+        (lambda writer: writer.format("kafka-eos").format("memory"), "format('memory')"),
+        (lambda writer: writer.option("path", "p").start(), "start() without format('kafka-eos')"),
+        (lambda writer: writer.start("path", "delta"), "format('delta')"),
+        (lambda writer: writer.start(format="delta"), "format('delta')"),
+        (lambda writer: writer.toTable("t"), "toTable()"),
+        (lambda writer: writer.foreach(print), "foreach()"),
+        (lambda writer: writer.foreachBatch(print), "foreachBatch()"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("senders", "after", "fix"),
+    [
+        (READ, "a read with on_bad='dead-letter'", "on_bad='fail' or 'null'"),
+        (Senders(("one",)), "a stateful operator", "sink_options()"),
+        (READ + Senders(("one",)), "a stateful operator", "sink_options()"),
+    ],
+)
+def test_packets_are_not_written_to_another_sink_as_rows(
+    write: Callable[[Any], Any],
+    call: str,
+    senders: Senders,
+    after: str,
+    fix: str,
+    checked: list[DataFrame],
+) -> None:
+    frame = operator_frame(FakeFrame(["k", "n", CHANGELOG]), senders=senders).select("k")
+    with pytest.raises(InvalidOptionError) as refused:
+        write(frame.writeStream)
+    assert refused.value.message.startswith(f"{call} after {after}; expected format('kafka-eos')")
+    assert fix in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda writer: writer.format("kafka-eos").option("topic", "t").start(),
+        lambda writer: writer.format("Kafka-EOS").start(),  # Spark finds the name in upper case too
+        lambda writer: writer.start(None, "kafka-eos"),
+        lambda writer: writer.start(format="kafka-eos"),
+    ],
+)
+def test_the_plan_of_a_frame_is_checked_before_its_query_starts(
+    start: Callable[[Any], Any], checked: list[DataFrame]
+) -> None:
+    assert start(result().writeStream) == "query"
+    assert [type(each) for each in checked] == [FakeFrame]
+
+
+def test_a_frame_without_packets_may_be_written_anywhere() -> None:
+    assert refused_elsewhere(FakeFrame(["k"])) is None
+    frame = operator_frame(FakeFrame(["k", CHANGELOG]), senders=READ)
+    for each in (frame, spark_frame(frame)):  # also if a step of which this package knows nothing made it
+        refused = refused_elsewhere(each)
+        assert refused is not None
+        assert "on_bad='dead-letter'" in str(refused("toTable()"))
