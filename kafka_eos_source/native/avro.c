@@ -20,12 +20,6 @@
 
 #define KAFKA_EOS_AVRO_VERSION 2
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 EXPORT int32_t kafka_eos_avro_version(void) { return KAFKA_EOS_AVRO_VERSION; }
 
 /* ---- errors -------------------------------------------------------------------------------------------- */
@@ -255,12 +249,6 @@ static int append_null(run_t *run, column_t *column) {
         return end_row(run, column, 0);
 }
 
-static int64_t offset_at(const column_t *column, int64_t row) {
-        int32_t offset;
-        memcpy(&offset, column->values.at + row * 4, 4);
-        return offset;
-}
-
 /* Takes back what a row that failed appended. */
 static void truncate_rows(run_t *run, column_t *column, int64_t rows) {
         int64_t child;
@@ -272,11 +260,12 @@ static void truncate_rows(run_t *run, column_t *column, int64_t rows) {
                 column->values.bytes = (rows + 7) >> 3;
                 break;
         case TEXT:
-                column->heap.bytes   = offset_at(column, rows);
+                column->heap.bytes   = offset_at(column->values.at, rows, 4);
                 column->values.bytes = (rows + 1) * 4;
                 break;
         case LIST:
-                truncate_rows(run, &run->columns[run->input->links[column->first]], offset_at(column, rows));
+                truncate_rows(run, &run->columns[run->input->links[column->first]],
+                              offset_at(column->values.at, rows, 4));
                 column->values.bytes = (rows + 1) * 4;
                 break;
         case STRUCT:
@@ -581,15 +570,7 @@ static int decode_node(run_t *run, int64_t index) {
 }
 
 static int64_t input_offset(const input_t *input, int64_t row) {
-        int64_t offset = 0;
-        if (input->offset_width == 8) {
-                memcpy(&offset, input->offsets + (input->offset + row) * 8, 8);
-        } else {
-                int32_t narrow;
-                memcpy(&narrow, input->offsets + (input->offset + row) * 4, 4);
-                offset = narrow;
-        }
-        return offset;
+        return offset_at(input->offsets, input->offset + row, input->offset_width);
 }
 
 static int decode_row(run_t *run, int64_t row) {

@@ -18,6 +18,12 @@
 #define KAFKA_EOS_LARGEST_OFFSET INT32_MAX
 #endif
 
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
 #if defined(__GNUC__)
 #define KAFKA_EOS_COLD __attribute__((noinline, cold))
 #else
@@ -137,6 +143,18 @@ static inline int is_utf8(const uint8_t *at, int64_t bytes) {
 /* Returns whether a value of an Arrow array is not null. Without a bitmap, no value is null. */
 static inline int is_valid(const uint8_t *validity, int64_t index) {
         return !validity || (validity[index >> 3] >> (index & 7) & 1);
+}
+
+/* Returns an offset of an Arrow array with values of variable size. `width` is 4 or 8 bytes. */
+static inline int64_t offset_at(const uint8_t *offsets, int64_t index, int64_t width) {
+        int64_t found;
+        int32_t narrow;
+        if (width == 8) {
+                memcpy(&found, offsets + index * 8, 8);
+                return found;
+        }
+        memcpy(&narrow, offsets + index * 4, 4);
+        return narrow;
 }
 
 /* The Arrow C data interface; the format is stable. */

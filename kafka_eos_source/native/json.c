@@ -31,12 +31,6 @@
 
 #define KAFKA_EOS_JSON_VERSION 1
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 EXPORT int32_t kafka_eos_json_version(void) { return KAFKA_EOS_JSON_VERSION; }
 
 /* Zero bytes that follow a document. No load of several bytes at once is longer. */
@@ -529,10 +523,8 @@ KAFKA_EOS_COLD static int grow_rows(run_t *run, int64_t index, int64_t rows) {
         return 1;
 }
 
-static inline int64_t offset_at(const column_t *column, int64_t row) {
-        int32_t offset;
-        memcpy(&offset, column->values.at + row * 4, 4);
-        return offset;
+static inline int64_t offset_in(const column_t *column, int64_t row) {
+        return offset_at(column->values.at, row, 4);
 }
 
 static inline void set_offset(column_t *column, int64_t row, int64_t offset) {
@@ -543,7 +535,7 @@ static inline void set_offset(column_t *column, int64_t row, int64_t offset) {
 /* Makes the rows up to `rows` null. There must be room for them. */
 static void fill(const node_t *node, column_t *column, int64_t rows) {
         if (has_offsets(node->op)) {
-                int64_t offset = offset_at(column, column->rows), row;
+                int64_t offset = offset_in(column, column->rows), row;
                 for (row = column->rows + 1; row <= rows; row++)
                         set_offset(column, row, offset);
         }
@@ -561,10 +553,10 @@ static void truncate_rows(run_t *run, int64_t index, int64_t rows) {
                         truncate_rows(run, node->first + child, rows);
         } else if (column->rows >= rows) {
                 if (has_heap(node->op))
-                        column->heap.bytes = offset_at(column, rows);
+                        column->heap.bytes = offset_in(column, rows);
                 else if (has_offsets(node->op))
                         for (child = 0; child < node->count; child++)
-                                truncate_rows(run, node->first + child, offset_at(column, rows));
+                                truncate_rows(run, node->first + child, offset_in(column, rows));
         }
         if (column->rows > rows) {
                 int64_t bytes = (rows + 7) >> 3, used = (column->rows + 7) >> 3;
@@ -910,9 +902,9 @@ static int has_repeated_key(run_t *run, const column_t *keys, int64_t first) {
         if (count <= 8) {
                 for (one = first + 1; one < keys->rows; one++)
                         for (other = first; other < one; other++) {
-                                int64_t bytes = offset_at(keys, one + 1) - offset_at(keys, one);
-                                if (offset_at(keys, other + 1) - offset_at(keys, other) == bytes &&
-                                    memcmp(keys->heap.at + offset_at(keys, one), keys->heap.at + offset_at(keys, other),
+                                int64_t bytes = offset_in(keys, one + 1) - offset_in(keys, one);
+                                if (offset_in(keys, other + 1) - offset_in(keys, other) == bytes &&
+                                    memcmp(keys->heap.at + offset_in(keys, one), keys->heap.at + offset_in(keys, other),
                                            (size_t)bytes) == 0)
                                         return 1;
                         }
@@ -923,8 +915,8 @@ static int has_repeated_key(run_t *run, const column_t *keys, int64_t first) {
                 return -1;
         found = (map_key_t *)(void *)run->keys.at;
         for (one = 0; one < count; one++) {
-                found[one].at    = keys->heap.at + offset_at(keys, first + one);
-                found[one].bytes = offset_at(keys, first + one + 1) - offset_at(keys, first + one);
+                found[one].at    = keys->heap.at + offset_in(keys, first + one);
+                found[one].bytes = offset_in(keys, first + one + 1) - offset_in(keys, first + one);
         }
         qsort(found, (size_t)count, sizeof(map_key_t), compare_keys);
         for (one = 1; one < count; one++)
@@ -1241,15 +1233,7 @@ static int copy_document(run_t *run, const uint8_t *from, int64_t bytes) {
 }
 
 static int64_t input_offset(const input_t *input, int64_t row) {
-        int64_t offset = 0;
-        if (input->offset_width == 8) {
-                memcpy(&offset, input->offsets + (input->offset + row) * 8, 8);
-        } else {
-                int32_t narrow;
-                memcpy(&narrow, input->offsets + (input->offset + row) * 4, 4);
-                offset = narrow;
-        }
-        return offset;
+        return offset_at(input->offsets, input->offset + row, input->offset_width);
 }
 
 /* Decodes a document. Returns 0 if it failed. */
@@ -1338,7 +1322,7 @@ static void finish(run_t *run, int64_t index, int64_t rows) {
         column->values.bytes   = bytes_of_values(node->op, rows);
         if (node->op != OP_STRUCT && node->op != OP_ARRAY && node->op != OP_MAP)
                 return;
-        inside = node->op == OP_STRUCT ? rows : offset_at(column, rows);
+        inside = node->op == OP_STRUCT ? rows : offset_in(column, rows);
         for (child = 0; child < node->count; child++)
                 finish(run, node->first + child, inside);
 }

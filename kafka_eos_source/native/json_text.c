@@ -19,12 +19,6 @@
 
 #define KAFKA_EOS_JSON_TEXT_VERSION 1
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 EXPORT int32_t kafka_eos_json_text_version(void) { return KAFKA_EOS_JSON_TEXT_VERSION; }
 
 typedef unsigned __int128 wide_t;
@@ -625,17 +619,6 @@ static int put_base64(run_t *run, const uint8_t *from, int64_t bytes) {
 
 /* ---- values -------------------------------------------------------------------------------------------- */
 
-static inline int64_t bound(const uint8_t *offsets, int64_t at, int64_t width) {
-        int64_t found = 0;
-        int32_t narrow;
-        if (width == 8) {
-                memcpy(&found, offsets + at * 8, 8);
-                return found;
-        }
-        memcpy(&narrow, offsets + at * 4, 4);
-        return narrow;
-}
-
 static inline int64_t integer(const uint8_t *from, int64_t width) {
         int64_t number;
         int32_t four;
@@ -689,8 +672,8 @@ static int put_struct(run_t *run, const node_t *node, int64_t at) {
 
 static int put_items(run_t *run, const node_t *node, const place_t *place, int64_t at) {
         const int64_t *links = run->input->links + node->first;
-        int64_t first        = bound(place->values, at, node->a);
-        int64_t past         = bound(place->values, at + 1, node->a);
+        int64_t first        = offset_at(place->values, at, node->a);
+        int64_t past         = offset_at(place->values, at + 1, node->a);
         int64_t entry;
 
         if (!put_byte(run, node->op == WRITE_MAP ? '{' : '['))
@@ -763,8 +746,8 @@ static int put_value(run_t *run, int64_t index, int64_t at) {
                 return end(run, to);
         case WRITE_STRING:
         case WRITE_BINARY:
-                first = bound(place->values, at, node->a);
-                bytes = bound(place->values, at + 1, node->a) - first;
+                first = offset_at(place->values, at, node->a);
+                bytes = offset_at(place->values, at + 1, node->a) - first;
                 from  = bytes ? place->heap + first : (const uint8_t *)"";
                 return node->op == WRITE_STRING ? put_string(run, from, bytes) : put_base64(run, from, bytes);
         case WRITE_STRUCT:

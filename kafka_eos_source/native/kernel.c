@@ -20,12 +20,6 @@
 
 #define KAFKA_EOS_KERNEL_VERSION 10
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
 
 /* ---- reading ------------------------------------------------------------------------------------------- */

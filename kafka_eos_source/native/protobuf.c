@@ -25,12 +25,6 @@
 
 #define KAFKA_EOS_PROTOBUF_VERSION 2
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
 #define RARE static __attribute__((noinline, cold))
