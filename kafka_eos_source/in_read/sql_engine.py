@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,10 @@ _SETTINGS = (
 
 #: Operators that keep the order of the rows.
 IN_ORDER = frozenset({"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
+
+
+#: The cast of a constant in a plan, and the constant.
+_CAST_OF_CONSTANT = re.compile(r"(?<!\w)(CAST\(('(?:[^']|'')*') AS [A-Z][A-Z0-9_ (),]*?\))")
 
 
 def require_engine() -> None:
@@ -367,15 +372,42 @@ class Engine:
             ) from error
         return list(found.columns), list(found.types)
 
-    def operators(self, query: str) -> set[str]:
-        """Returns the names of the operators in the plan of a query."""
+    def _plan(self, query: str) -> Iterator[Mapping[str, Any]]:
+        """Yields the operators in the plan of a query."""
         pending = list(parse_json(self._values(f"EXPLAIN (FORMAT json) {query}")[0][1]))
-        found = set()
         while pending:
             each = pending.pop()
-            found.add(str(each["name"]).strip())
+            yield each
             pending += each.get("children", ())
-        return found
+
+    def operators(self, query: str) -> set[str]:
+        """Returns the names of the operators in the plan of a query."""
+        return {str(each["name"]).strip() for each in self._plan(query)}
+
+    def check_constants(self, query: str, text: SqlText) -> None:
+        """Checks the constants that conditions compare with columns of another type.
+
+        The engine leaves the cast of a constant in the plan only if it fails; it would fail for each record.
+
+        Args:
+            query: the text, or what the engine runs in its place.
+            text: the text, for the error.
+
+        Raises:
+            InvalidSqlError: if a constant does not fit.
+        """
+        import duckdb
+
+        for operator in self._plan(query):
+            shown = "\n".join(_texts(operator.get("extra_info")))
+            for cast, constant in () if "TRY(" in shown else _CAST_OF_CONSTANT.findall(shown):
+                try:
+                    self._values(f"SELECT {cast}")
+                except duckdb.Error as error:
+                    raise text.error(
+                        f"the constant {constant} does not fit, whatever the records: {_message(error)}",
+                        "correct the constant, or cast the column that it is compared with to VARCHAR.",
+                    ) from error
 
     def try_without_rows(self, text: SqlText) -> None:
         """Tries the text on an empty batch, as a task will run it.
@@ -655,6 +687,17 @@ def _first_line(text: str) -> str:
 def short(text: str) -> str:
     """Returns a text with a limited length, for an error."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _texts(found: object) -> Iterator[str]:
+    """Yields the texts in what the engine says of an operator."""
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from _texts(each)
+    elif isinstance(found, str):
+        yield found
 
 
 def _quoted(name: str, quote: str = '"') -> str:
