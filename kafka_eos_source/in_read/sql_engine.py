@@ -659,17 +659,50 @@ def _details(error: Exception) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+#: Functions of Spark that the engine lacks, or has for other arguments, and what to write.
+OF_SPARK: Mapping[str, str] = {
+    "date_format": "strftime(t, '%Y-%m-%d')",
+    "explode": "unnest(items) AS item",
+    "filter": "list_filter(items, lambda x: x > 1)",
+    "from_unixtime": "to_timestamp(seconds)",
+    "get_json_object": "doc ->> '$.a'",
+    "isnotnull": "a IS NOT NULL",
+    "isnull": "a IS NULL",
+    "locate": "instr(s, 'part')",
+    "named_struct": "{'a': a, 'b': b}",
+    "nvl": "ifnull(a, b)",
+    "nvl2": "CASE WHEN a IS NOT NULL THEN a ELSE b END",
+    "sha2": "sha256(s)",
+    "size": "len(items)",
+    "struct": "{'a': a, 'b': b}",
+    "substring_index": "split_part(s, ',', 1)",
+    "timestamp_micros": "make_timestamp(n)",
+    "timestamp_millis": "make_timestamp_ms(n)",
+    "timestamp_seconds": "to_timestamp(seconds)",
+    "to_date": "CAST(strptime(s, '%d.%m.%Y') AS DATE)",
+    "to_timestamp": "strptime(s, '%d.%m.%Y')",
+    "transform": "list_transform(items, lambda x: x + 1)",
+    "unix_timestamp": "epoch(t)",
+}
+
+
 def _nearest(details: Mapping[str, Any], columns: set[str]) -> str:
     """Returns what to do about a name that the engine does not know."""
     wanted = str(details.get("name", "")).lower()
     hint = ""
+    if details.get("error_subtype") in ("MISSING_ENTRY", "NO_MATCHING_FUNCTION") and wanted in OF_SPARK:
+        return f"the dialect is DuckDB's, which has for it: {OF_SPARK[wanted]}."
     if details.get("error_subtype") == "MISSING_ENTRY":
         hint = str(details.get("candidates", "")).split(",", 1)[0].strip()
     if details.get("error_subtype") == "COLUMN_NOT_FOUND":
         names = {each.lower(): each for each in columns}
         near = difflib.get_close_matches(wanted, names, n=1)
         hint = names[near[0]] if near else ""
-        return f"did you mean {hint!r}?" if hint else f"the columns are {short(', '.join(sorted(columns)))}."
+        return (
+            f"did you mean {hint!r}?"
+            if hint
+            else (f"the columns are {short(', '.join(sorted(columns)))}; a text stands in single quotes.")
+        )
     return f"did you mean {hint!r}?" if hint else "correct the text, or add a CAST."
 
 

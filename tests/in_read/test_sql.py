@@ -34,6 +34,7 @@ from kafka_eos_source.in_read.sql import (
     SqlTransform,
     compile_sql,
 )
+from kafka_eos_source.in_read.sql_engine import OF_SPARK
 from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES
 from kafka_eos_source.spark.arrow import arrow_schema
 
@@ -293,6 +294,32 @@ def test_what_a_text_does_not_compute_of_a_static_table_is_no_error(text: str) -
     found, errors = compile_sql(text, ROWS, tables={"r": BROKEN})(rows_of([1, 11]))
     assert not errors
     assert found.num_rows
+
+
+@pytest.mark.parametrize("name", sorted(OF_SPARK))
+def test_a_function_of_spark_names_what_to_write(name: str) -> None:
+    rows = (
+        spark.StructType()
+        .add("a", spark.IntegerType())
+        .add("b", spark.IntegerType())
+        .add("n", spark.LongType())
+        .add("seconds", spark.DoubleType())
+        .add("s", spark.StringType())
+        .add("doc", spark.StringType())
+        .add("t", spark.TimestampType())
+        .add("items", spark.ArrayType(spark.IntegerType()))
+    )
+    with pytest.raises(InvalidSqlError) as refused:
+        compile_sql(f"SELECT {name}(s, s, s, s) AS x FROM batch", rows)
+    assert OF_SPARK[name] in refused.value.fix
+    written = OF_SPARK[name].removesuffix(" AS item")
+    compile_sql(f"SELECT {written} AS x FROM batch", rows)
+
+
+def test_a_text_in_double_quotes_is_a_column() -> None:
+    with pytest.raises(InvalidSqlError) as refused:
+        compile_sql('SELECT id FROM batch WHERE code = "books"', ROWS)
+    assert "single quotes" in refused.value.fix
 
 
 @pytest.mark.parametrize(
