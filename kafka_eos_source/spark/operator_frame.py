@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, FloatType, StructType
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.model import FORMAT_NAME
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.changelog_check import check_changelog, check_generators
@@ -35,6 +36,8 @@ _BASE = "_kafka_eos_base"
 _TASKS = "_kafka_eos_tasks"
 #: Attribute of a frame: its `Senders`.
 _SENDERS = "_kafka_eos_senders"
+#: Attribute of a writer: the format that was set; without one, Spark writes Parquet.
+_FORMAT = "_kafka_eos_format"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def operator_frame(frame: DataFrame, tasks: int = 0, senders: Senders | None = N
     return made
 
 
-def senders_of(frame: DataFrame) -> Senders:
+def senders_of(frame: Any) -> Senders:
     """Returns what sends packets through a frame that an operator, a read, or a step after it returned."""
     found: Senders = frame.__dict__.get(_SENDERS, Senders())
     return found
@@ -499,6 +502,7 @@ def _write_stream(self: DataFrame) -> Any:
     writer = frame.writeStream
     checked = _with_class(writer, _writer_class(_class_of(writer)))
     checked.__dict__["_kafka_eos_frame"] = frame
+    checked.__dict__[_SENDERS] = senders_of(self)
     return checked
 
 
@@ -508,10 +512,49 @@ def _writer_class(base: Any) -> type:
         of_spark = getattr(base, name)
 
         def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == "toTable":
+                _refuse_other_sink(self, "toTable()")
+            else:
+                given = kwargs.get("format") or (args[1] if len(args) > 1 else None)
+                _refuse_other_sink(self, given or self.__dict__.get(_FORMAT, "parquet"))
             check_changelog(self._kafka_eos_frame)
             return of_spark(self, *args, **kwargs)
 
         return wraps(of_spark)(start)
 
+    def format_(self: Any, source: str) -> Any:
+        _refuse_other_sink(self, source)
+        self.__dict__[_FORMAT] = source
+        return base.format(self, source)
+
+    def function(name: str) -> Callable[..., Any]:
+        def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _refuse_other_sink(self, f"{name}()")
+            return getattr(base, name)(self, *args, **kwargs)
+
+        return wraps(getattr(base, name))(refused)
+
     members = {name: checked(name) for name in ("start", "toTable")}
+    members |= {name: function(name) for name in ("foreach", "foreachBatch")}
+    members["format"] = wraps(base.format)(format_)
     return type("DataStreamWriter", (base,), members)
+
+
+def _refuse_other_sink(writer: Any, sink: str) -> None:
+    """Raises `InvalidSchemaError` if another sink would get packets as rows, and commit nothing of them."""
+    if sink.lower() == FORMAT_NAME:
+        return
+    senders = senders_of(writer)
+    written = sink if sink.endswith("()") else f"format({sink!r})"
+    if not senders.stores and senders.reads:
+        raise InvalidSchemaError(
+            f"{written} on a frame that was read with on_bad='dead-letter': only the sink {FORMAT_NAME!r} "
+            "commits bad records together with the batch; others would get rows of nulls instead of them.",
+            fix="read with on_bad='fail' or 'null'; or write with app.write(…), whose sinks= names further "
+            "systems.",
+        )
+    raise InvalidSchemaError(
+        f"{written} on the frame of a stateful operator: only the sink {FORMAT_NAME!r} commits its state "
+        "together with the batch; others would get rows of nulls, and the state would be lost.",
+        fix="write with writeStream.format('kafka-eos') or app.write(…), whose sinks= names further systems.",
+    )

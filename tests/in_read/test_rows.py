@@ -160,3 +160,14 @@ def test_batches_are_joined_up_to_a_number_of_rows_or_bytes(monkeypatch: pytest.
     assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [4, 2, 7, 1]
     monkeypatch.setattr(rows_in_read, "ENOUGH_BYTES", 1)
     assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [2, 2, 2, 7, 1]
+
+
+def test_a_bad_record_of_sql_on_columns_of_the_source_has_advice_that_applies() -> None:
+    columns = ReadColumns((ReadColumn("k", "key"), ReadColumn("n", "offset")))
+    step = RowsInRead.of(Odd(), columns, "SQL")
+    batch = source(b"1", start=13).select([*step.of_source])
+    said = r"offset 13 cannot be decoded: unlucky \(the read SQL\)\. Fix"
+    with pytest.raises(InvalidRecordError, match=said) as found:
+        list(step([batch]))
+    assert "TRY_CAST" in (found.value.fix or "")
+    assert "on_bad='null'" not in (found.value.fix or "")
