@@ -121,6 +121,10 @@ def test_sql_runs_after_other_steps_with_static_tables_and_behind_operators(
         for key, row in [(b"k6", flight(6)), *late(0, 30)]
         if row["carrier"] in names and row["dest"] != "D0"
     ]
+    changed = app.sql(joined, flights=frame, airlines=AIRLINES.slice(1))
+    with pytest.raises(InvalidOptionError, match="static table 'airlines'"):
+        app.write(changed, world.target, key="key")
+    world.run(changed, options={"onChangedTable": "continue"})
 
 
 def test_sql_after_an_operator_keeps_its_state_changes(world: World) -> None:
@@ -148,8 +152,9 @@ def test_an_aggregation_of_decoded_rows_combines_in_the_read(world: World) -> No
     ]
 
 
-def test_keyed_topics_need_no_shuffle_after_decoding(world: World) -> None:
-    counts = world.app.aggregate(world.flights(keyed=True).groupBy("key"), n=sf.sum("dep_delay"))
+def test_keyed_topics_need_no_shuffle_after_decoding_and_sql(world: World) -> None:
+    late = world.app.sql("SELECT * FROM {f} WHERE dep_delay >= 0", f=world.flights(keyed=True))
+    counts = world.app.aggregate(late.groupBy("key"), n=sf.sum("dep_delay"))
     assert "Repartition" not in counts._jdf.queryExecution().analyzed().toString()  # type: ignore[operator]
     world.send(20)
     world.run(counts.select("key", "n"))

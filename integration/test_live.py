@@ -126,7 +126,7 @@ CONNECT = """
 import json, sys, tempfile
 from pyspark.sql import SparkSession
 from integration.support.kafka import produce
-from kafka_eos_source.datasource.start_checks import check_on_server
+from kafka_eos_source.datasource.checks_on_server import check_on_server
 from kafka_eos_source.observe.notebook import view_of
 
 broker, source, sink, folder = sys.argv[1:]

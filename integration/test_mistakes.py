@@ -22,7 +22,8 @@ from pyspark.sql.streaming import StreamingQuery
 from integration.support.kafka import Admin, produce
 from integration.support.processes import await_condition
 from integration.support.security import SecuredCluster
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server
+from kafka_eos_source.datasource.checks_on_server import check_on_server
+from kafka_eos_source.datasource.start_checks import RunningQuery
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.state import CHANGELOG, deduplicate
 

@@ -46,6 +46,7 @@ def test_the_quick_start_works_when_pasted(tmp_path: Path) -> None:
             PATH=f"{bare.bin}{os.pathsep}{os.environ['PATH']}",
             PYSPARK_PYTHON=str(bare.bin / "python"),
             PYSPARK_DRIVER_PYTHON=str(bare.bin / "python"),
+            JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1",  # too short for the optimising compiler to pay off
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from integration.support.driver import run_until_killed
 from integration.support.kafka import produce, read_back
 from integration.support.processes import await_condition
 from integration.support.query import Query
@@ -301,10 +300,10 @@ def test_by_default_a_bad_record_fails_the_query_and_is_named(world: World) -> N
 
 @needs_arrow_udfs
 @pytest.mark.fault(
-    "T127", "committing process and driver are killed while records become dead letters", "produce, commit"
+    "T127", "the committing process is killed while records become dead letters", "produce, after the commit"
 )
 @pytest.mark.timeout(600)
-def test_avro_becomes_protobuf_once_although_the_driver_is_killed(
+def test_avro_becomes_protobuf_once_although_the_committing_process_is_killed(
     broker: str,
     topic: Callable[..., str],
     driver: Any,
@@ -327,10 +326,11 @@ def test_avro_becomes_protobuf_once_although_the_driver_is_killed(
         "write": {"topic": sink, "message": "test.Delay"},
     }
     query["sink"]["options"].update({"onInvalidRecord": "dead-letter", "deadLetter.topic": dead})
-    # first the committing process is killed, then the driver with everything it started
-    armed = {"commit.within_produce": "kill-worker", "commit.after_commit": "kill"}
-    run_until_killed(driver, {**query, "restarts": 1}, tmp_path, armed)
-    driver(query).finish()
+    steps = ("commit.within_produce", "commit.after_commit")
+    armed = ",".join(f"{step}=kill-worker@{tmp_path}/once-{step}" for step in steps)
+    running = driver({**query, "restarts": len(steps)}, armed)
+    assert running.wait(400) == 0, running.tail()  # it starts the query three times
+    assert all((tmp_path / f"once-{step}").exists() for step in steps)
     wanted = [delay_proto(delay, f"c{n}", n % 100) for n in range(270)]
     assert sorted(each.value or b"" for each in read_back(broker, sink)) == sorted(wanted)
     assert sorted(each.value or b"" for each in read_back(broker, dead)) == sorted(bad)

@@ -180,6 +180,14 @@ def test_the_least_privileges_are_enough(query: Query) -> None:
     assert query.written() == ROWS
 
 
+#: What the error says about a resource, with the operations that a sink needs.
+_OPERATIONS = {
+    WRITES_OUT: "for a sink: Write and Describe",
+    READS_GROUP: "the consumer group (Read;",
+    USES_ID: "the transactional id (Write and Describe)",
+}
+
+
 @pytest.mark.fault("T40", "the right on topic, group, transactional id is taken away", "commit")
 @pytest.mark.parametrize(
     ("missing", "instead", "resource", "said"),
@@ -208,6 +216,7 @@ def test_the_error_names_each_missing_right_and_granting_it_suffices(
     error = query.refused(said, query.names[resource])
     kind = {"transactional_id": "transactional id", "group": "consumer group"}.get(missing[1], missing[1])
     assert f"grant the principal access to the {kind}" in error.fix
+    assert _OPERATIONS.get(missing, "") in str(error)
     assert query.written() == []
     query.allow(missing)
     query.run()

@@ -68,8 +68,8 @@ def test_records_are_written_once_although_the_driver_is_killed_before_kafkas_co
     """A killed driver neither loses nor duplicates records, and leaves nothing behind in Kafka or on disk.
 
     The second start also sends rows through `map_in_read` and changes how Spark writes the checkpoint's
-    files, which a query may do. The tests of the demo, of staged reads and of registries kill a driver after
-    Kafka's commit, and `integration.chaos.test_kills` at the other steps, without Spark.
+    files, which a query may do. The tests of the demo and of staged reads kill a driver after Kafka's commit,
+    and `integration.chaos.test_kills` at the other steps, without Spark.
     """
     source, sink = topic(2), topic(2)
     wanted = [f"{row:05d}" for row in range(ROWS)]

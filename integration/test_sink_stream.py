@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from integration.support.kafka import Admin, end_offsets, final_end_offsets, pro
 from integration.support.query import Query
 from integration.support.sink_stream import LOOP, rows, spec, without_spark
 from kafka_eos_source.embedded import EmbeddedKafka
-from kafka_eos_source.protocol.identity import group_of
 from kafka_eos_source.protocol.token import Token
 
 
@@ -298,82 +297,10 @@ def test_the_checkpoint_must_be_an_option(query: Query, broker: str, tmp_path: P
     assert values(read_back(broker, query.sink)) == rows(0, 5)
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[EmbeddedKafka]:
-    """Runs a broker that checks ACLs and allows everything for which there is no ACL."""
-    with EmbeddedKafka(
-        config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "allow.everyone.if.no.acl.found": "true",
-            "super.users": "User:nobody",
-        }
-    ) as kafka:
-        yield kafka
-
-
-@pytest.mark.fault("T40", "the right on topic, group, transactional id is taken away", "commit")
-@pytest.mark.parametrize(
-    ("resource", "operation", "said"),
-    [
-        ("topic", "WRITE", "for a sink: Write and Describe"),
-        ("group", "READ", "the consumer group (Read;"),
-        ("transactional_id", "WRITE", "the transactional id (Write and Describe)"),
-    ],
-)
-def test_the_error_names_the_right_that_an_acl_denies(
-    spark: SparkSession, guarded: EmbeddedKafka, tmp_path: Path, resource: str, operation: str, said: str
-) -> None:
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        ResourcePatternType,
-        ResourceType,
-    )
-
-    admin = Admin(guarded.bootstrap_servers)
-    source, sink = (admin.create(f"{uuid.uuid4().hex[:8]}") for _ in range(2))
-    application_id = f"app-{sink}"
-    produce(guarded.bootstrap_servers, source, rows(0, 20))
-    denied = AclBinding(
-        ResourceType[resource.upper()],
-        {"topic": sink, "group": group_of(application_id)}.get(resource, application_id),
-        ResourcePatternType.LITERAL,
-        "User:ANONYMOUS",
-        "*",
-        AclOperation[operation],
-        AclPermissionType.DENY,
-    )
-    admin.client.create_acls([denied])[denied].result(30)
-    query = Query(spark, guarded.bootstrap_servers, source, sink, str(tmp_path / "c"))
-    with pytest.raises(PySparkException) as caught:
-        query.run(application__id=application_id, commitTimeoutMs="20000")
-    assert "KAFKA_EOS.NOT_AUTHORIZED" in str(caught.value)
-    assert said in str(caught.value)
-    # the query works as soon as the right is granted
-    from confluent_kafka.admin import AclBindingFilter
-
-    for future in admin.client.delete_acls(
-        [
-            AclBindingFilter(
-                ResourceType[resource.upper()],
-                denied.name,
-                ResourcePatternType.LITERAL,
-                None,
-                None,
-                AclOperation.ANY,
-                AclPermissionType.ANY,
-            )
-        ]
-    ).values():
-        future.result(30)
-    query.run(application__id=application_id)
-    assert values(read_back(guarded.bootstrap_servers, sink)) == rows(0, 20)
-
-
 # -- tests that start separate drivers
 
 
+@pytest.mark.long  # `test_pauses` does the same without Spark, at three steps
 @pytest.mark.fault("T24", "a driver comes back after another went on", "token, produce, commit")
 @pytest.mark.timeout(400)
 def test_a_paused_driver_is_fenced_after_another_took_over(
@@ -403,7 +330,7 @@ def test_commits_in_changing_processes_and_failed_tasks_are_exactly_once(
     query: Query, broker: str, driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
     """Each commit runs in a different Python process, and a task fails after it staged its rows."""
-    produce(broker, query.source, rows(0, 400))
+    produce(broker, query.source, rows(0, 200))
     conf = {"spark.python.worker.reuse": "false", "spark.master": "local[2,3]"}
     plan = spec(broker, query.source, query.sink, query.checkpoint, 100, conf=conf)
     plan["sink"]["options"]["staging.inline.bytes"] = "100"
@@ -411,7 +338,7 @@ def test_commits_in_changing_processes_and_failed_tasks_are_exactly_once(
     running = driver(plan, f"stage.after_close=raise@{once}")
     running.finish()
     assert once.exists(), "an attempt failed"
-    assert values(read_back(broker, query.sink)) == rows(0, 400)
+    assert values(read_back(broker, query.sink)) == rows(0, 200)
     result = running.result()
     assert result["progress"][-1]["numInputRows"] == 100
     assert result["progress"][-1]["id"] == result["query_id"]

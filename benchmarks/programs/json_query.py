@@ -75,7 +75,7 @@ def _msgspec(schema: str, columns: list[str], late: int) -> Callable[[Iterable[A
             keys, values = [], []
             for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
                 try:
-                    found = decode(value)
+                    found: Any = decode(value)
                 except msgspec.MsgspecError:
                     continue
                 if found.dep_delay is not None and found.dep_delay > late:

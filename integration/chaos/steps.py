@@ -2,5 +2,12 @@
 
 from __future__ import annotations
 
-#: Failpoints before and within the transaction, in the order in which a batch reaches them.
-STEPS = ["commit.after_token", "commit.within_produce", "commit.after_flush"]
+#: Failpoints before, within and after the transaction.
+STEPS = [
+    "commit.after_token",
+    "commit.within_produce",
+    "commit.within_sealed",
+    "commit.after_flush",
+    "commit.before_commit",
+    "commit.after_commit",
+]

@@ -40,7 +40,7 @@ def delete_group(scenario: Scenario) -> None:
 
 
 @pytest.mark.fault("T60", "a checkpoint is restored from a copy, with another limit", "restart")
-@pytest.mark.parametrize("limit", [20, 50, 200])
+@pytest.mark.parametrize("limit", [20, pytest.param(50, marks=pytest.mark.long), 200])
 def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
     scenario: Scenario, limit: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_t60_batches_within_the_output_are_skipped_and_the_others_refused(
 
 
 @pytest.mark.fault("T61", "the same, with onRolledBackCheckpoint=jump", "restart")
-@pytest.mark.parametrize("limit", [20, 70, 300])
+@pytest.mark.parametrize("limit", [pytest.param(20, marks=pytest.mark.long), 70, 300])
 def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: int) -> None:
     """With ``jump``, one batch that reads nothing moves the source to the offsets committed in Kafka."""
     copy = backed_up(scenario)
@@ -80,7 +80,7 @@ def test_t61_a_restored_checkpoint_heals_by_a_jump(scenario: Scenario, limit: in
 
 
 @pytest.mark.fault("T62", "the offsets of the group are reset by Kafka's own tool", "stopped")
-@pytest.mark.parametrize("to", [0, 10, 1000])
+@pytest.mark.parametrize("to", [0, pytest.param(10, marks=pytest.mark.long), 1000])
 def test_t62_offsets_that_another_program_reset_are_named(scenario: Scenario, to: int) -> None:
     scenario.feed(100)
     scenario.run()
@@ -113,13 +113,16 @@ def test_t63_a_token_that_was_lost_in_the_first_batch_is_an_error(scenario: Scen
 
 
 @pytest.mark.fault("T64", "the driver dies around the genesis token", "first batch")
-@pytest.mark.parametrize(
-    "step", ["genesis.before_commit", "genesis.after_commit", "commit.after_prepare", "commit.before_commit"]
-)
-def test_t64_a_driver_killed_around_the_genesis_token_loses_nothing(scenario: Scenario, step: str) -> None:
+def test_t64_drivers_killed_around_the_genesis_token_lose_nothing(scenario: Scenario) -> None:
     scenario.feed(120)
-    killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}")
-    assert killed.wait() == -9, killed.tail()
+    for step in (
+        "genesis.before_commit",
+        "genesis.after_commit",
+        "commit.after_prepare",
+        "commit.before_commit",
+    ):
+        killed = scenario.start(f"{step}=kill-worker@{scenario.once(step)}")
+        assert killed.wait() == -9, f"{step} was not reached:\n{killed.tail()}"
     scenario.run()
     found = scenario.outcome()
     assert found.exactly_once, found

@@ -1,4 +1,4 @@
-"""The committing process is killed before and within the transaction; restarts write each record once.
+"""The committing process is killed around and within the transaction; restarts write each record once.
 
 `test_sink_kills` does the same inside Spark.
 """
@@ -13,7 +13,8 @@ from integration.chaos.steps import STEPS
 
 @pytest.mark.fault("T03", "the driver is killed", "before begin")
 @pytest.mark.fault("T04", "the driver is killed", "within produce")
-def test_t03_t04_a_driver_killed_before_its_commit_leaves_nothing_visible(scenario: Scenario) -> None:
+@pytest.mark.fault("T150", "the driver is killed", "within and after the transaction")
+def test_t03_t04_t150_a_killed_driver_neither_loses_nor_doubles_records(scenario: Scenario) -> None:
     """The next driver writes the batch once."""
     scenario.feed(200)
     for step in STEPS:

@@ -58,7 +58,7 @@ class Bare:
     """A new virtual environment that has the dependencies of the package, and not the package."""
 
     def __init__(self, folder: Path) -> None:
-        venv.create(folder, with_pip=True)
+        venv.create(folder, symlinks=True)  # pip is one of the dependencies
         self.bin = folder / "bin"
         (self.site,) = folder.glob("lib/python*/site-packages")
         # Python processes no .pth file there, so the editable install of this environment is not found

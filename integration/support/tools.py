@@ -34,11 +34,18 @@ def run(main: str, *arguments: str, text: str = "") -> str:
     return finished.stdout
 
 
-def console_consumer(bootstrap: str, topic: str, at_most: int) -> list[str]:
-    """Returns the values that a read_committed console consumer reads until it is idle for a while."""
+def console_consumer(bootstrap: str, topic: str, at_most: int, *, of: str = "--topic") -> list[str]:
+    """Returns the values that a read_committed console consumer reads until it is idle for a while.
+
+    Args:
+        bootstrap: bootstrap servers.
+        topic: the topic; with ``of="--include"``, a pattern of topics.
+        at_most: number of values after which it ends at once.
+        of: the consumer's option for ``topic``.
+    """
     said = run(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--bootstrap-server", bootstrap, of, topic, "--from-beginning"),
         *("--isolation-level", "read_committed"),
         *("--timeout-ms", str(_IDLE_MS), "--max-messages", str(at_most)),
     )

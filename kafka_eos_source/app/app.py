@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyspark.sql.types import StructType
@@ -20,10 +20,11 @@ from kafka_eos_source import option_values as values
 from kafka_eos_source.app.plan import QueryPlan, plan_query, writer_of
 from kafka_eos_source.app.records import Records
 from kafka_eos_source.app.sql import sql_frame
-from kafka_eos_source.datasource.start_checks import RunningQuery, check_on_server, check_query, own_errors
+from kafka_eos_source.datasource.checks_on_server import check_on_server, own_errors
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
 from kafka_eos_source.in_read.decode import decoded_values
 from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
@@ -145,7 +146,8 @@ class App:
         self._given = {**given, "kafka.bootstrap.servers": servers, "application.id": self.id}
         self._own = dict(zip(_PARTS, divide(self._given, *_PARTS.values()), strict=True))
         self._stores: dict[str, Options] = {}
-        self._tables: dict[tuple[str, str], str] = {}  # digests of static tables, by name and SQL text
+        #: The digest of each static table of each SQL text. A notebook runs a text again with other tables.
+        self._tables: dict[str, Mapping[str, str]] = {}
         if self.checkpoint is not None:
             self._own["sink"]["checkpointLocation"] = self.checkpoint
 
@@ -181,13 +183,15 @@ class App:
             for key, value in self._given.items()
             if key.lower() not in _OWN_OPTIONS
         }
-        return App(
+        other = App(
             f"{self.id}-{name}",
             self._given["kafka.bootstrap.servers"],
             checkpoint=checkpoint,
             options=shared,
             spark=self._spark,
         )
+        other._tables = self._tables  # it may write frames of this App
+        return other
 
     @overload
     def options(self) -> dict[str, Options]: ...
@@ -226,7 +230,10 @@ class App:
                     f"the options of a {part} have {name!r}, which the App sets.",
                     fix=f"set {_OWN_OPTIONS[name.lower()]!r} of App(…), or use query() for another query.",
                 )
-        return Options(_replaced(self._own[part], given))
+        own = dict(self._own[part])
+        if part == "sink" and any(self._tables.values()):
+            own[STATIC_TABLES] = json.dumps(_by_name(self._tables.values()), sort_keys=True)
+        return Options(_replaced(own, given))
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -308,7 +315,7 @@ class App:
                 f"on_bad={on_bad!r} is set, but neither schema= nor registry=, so nothing is decoded.",
                 fix="leave out on_bad=.",
             )
-        if HEADERS in kept:
+        if HEADERS in kept or on_bad == DEAD_LETTER:  # a dead letter has the headers of its record
             source = Options(_replaced(source, {"includeHeaders": "true"}))
         has_headers = parse_read(source, streaming=True).include_headers
         step = None
@@ -361,9 +368,7 @@ class App:
             InvalidSchemaError: if the text does not parse, or names a column, a function or a type that there
                 is not.
         """
-        frame, tables = sql_frame(text, frames)
-        for name, digest in tables.items():
-            self._tables[name, text] = digest  # a cell of a notebook may run again, with another table
+        frame, self._tables[text] = sql_frame(text, frames)
         return frame
 
     # -- state -------------------------------------------------------------------------------
@@ -625,15 +630,9 @@ class App:
                 fix="read with app.read(…); or write the batch with frame.write.format('kafka-eos').",
             )
         own = {} if topic is None else {TOPIC: topic}
-        if self._tables:
-            by_name: dict[str, set[str]] = {}  # two texts may call two tables by one name
-            for (name, _), digest in self._tables.items():
-                by_name.setdefault(name, set()).add(digest)
-            tables = {name: " ".join(sorted(digests)) for name, digests in by_name.items()}
-            own[STATIC_TABLES] = json.dumps(tables, sort_keys=True)
         stated = self._options("sink", _replaced(options or {}, own))
-        given = {name.lower(): value for name, value in stated.items()}
-        topic = given.get(TOPIC)
+        by_name = {name.lower(): value for name, value in stated.items()}
+        topic = by_name.get(TOPIC)
         if topic is None and is_of_source(frame, TOPIC):
             raise InvalidOptionError(
                 f"topic= is not set, so the column {TOPIC!r} names the topic of each record. It is the topic "
@@ -642,7 +641,7 @@ class App:
                 f".withColumnRenamed({TOPIC!r}, 'source_topic').",
             )
         records = Records(topic, key, value, registry, removed)
-        has_timestamp = given.get("includetimestamp", "").lower() == "true"
+        has_timestamp = by_name.get("includetimestamp", "").lower() == "true"
         return plan_query(frame, records, sinks or {}, stated, has_timestamp=has_timestamp)
 
     def _check(self, frame: DataFrame, plan: QueryPlan) -> None:
@@ -685,6 +684,15 @@ _OWN_OPTIONS = {
     "application.id": "id",
     "checkpointlocation": "checkpoint",
 }
+
+
+def _by_name(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the digests of static tables by name; several, if texts join different tables of one name."""
+    found: dict[str, set[str]] = {}
+    for each in tables:
+        for name, digest in each.items():
+            found.setdefault(name, set()).add(digest)
+    return {name: " ".join(sorted(digests)) for name, digests in found.items()}
 
 
 def _session(name: str, checkpoint: str | None) -> SparkSession:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.app.records import Records, columns_of_user
-from kafka_eos_source.datasource.start_checks import own_errors
+from kafka_eos_source.datasource.checks_on_server import own_errors
 from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Lineage, Obstacle, steps_in_read, trace
 from kafka_eos_source.in_read.records import RecordShape

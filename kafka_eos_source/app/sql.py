@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from kafka_eos_source.datasource.start_checks import own_errors
+from kafka_eos_source.datasource.checks_on_server import own_errors
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.lineage import Lineage, source_options, trace
 from kafka_eos_source.in_read.rows import MappedRows, RowsInRead
@@ -67,7 +67,7 @@ def sql_frame(text: str, frames: Mapping[str, Any]) -> tuple[DataFrame, Mapping[
     )
     origin = trace(frame, frame.columns)
     if isinstance(origin, Lineage):
-        step = RowsInRead.of(transform, origin.columns, RUNS_SQL)
+        step = RowsInRead.of(transform, origin.columns, RUNS_SQL, transform.copies)
         with own_errors():
             return origin.read(step, frame.sparkSession), transform.table_digests
     function = MappedRows(transform, columns)

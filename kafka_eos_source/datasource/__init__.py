@@ -57,7 +57,7 @@ class KafkaEosDataSource(DataSource):
         from kafka_eos_source.read.settings import schema_of
 
         if any(name.lower().startswith(CHECK) for name in self.options):
-            from kafka_eos_source.datasource.start_checks import schema_of_check
+            from kafka_eos_source.datasource.checks_on_server import schema_of_check
 
             return schema_of_check(self.options)
         try:

@@ -23,6 +23,7 @@ from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, MOST_BYT
 from kafka_eos_source.documents.zone import zone
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.native import load
+from kafka_eos_source.native.buffers import NO_MEMORY, Memory, Part, column_of_bytes
 from kafka_eos_source.spark.arrow import arrow_schema
 
 
@@ -336,13 +337,7 @@ def _nullable(found: types.DataType) -> types.DataType:
 
 
 def _decode(program: _Program, documents: pa.Array, partial: bool, most_bytes: int) -> Converted:
-    if isinstance(documents, pa.ChunkedArray):
-        documents = documents.combine_chunks()
-    if pa.types.is_string(documents.type):
-        documents = documents.view(pa.binary())
-    elif not (pa.types.is_binary(documents.type) or pa.types.is_large_binary(documents.type)):
-        documents = documents.cast(pa.large_binary())
-    validity, offsets, data = documents.buffers()
+    documents, described = column_of_bytes(documents)
     given = _Input(
         program.numbers.ctypes.data,
         len(program.nodes),
@@ -351,18 +346,14 @@ def _decode(program: _Program, documents: pa.Array, partial: bool, most_bytes: i
         program.turns.ctypes.data,
         program.offsets.ctypes.data,
         len(program.turns),
-        validity.address if validity else None,
-        offsets.address if offsets else None,
-        data.address if data else None,
-        8 if pa.types.is_large_binary(documents.type) else 4,
-        documents.offset,
-        len(documents),
+        *described,
         most_bytes,
         partial,
     )
-    memory = _Memory(_kernel().decode(ctypes.byref(given)))
-    if memory.block.status == _NO_MEMORY:
-        raise MemoryError("not enough memory for a batch of JSON documents")
+    kernel, content = _kernel(), "a batch of JSON documents"
+    memory = Memory(kernel.decode(ctypes.byref(given)), kernel.free, content)
+    if memory.block.status == NO_MEMORY:
+        raise MemoryError(f"not enough memory for {content}")
     if not memory.block.rows:
         return Converted(pa.array([], program.arrow_type))
     errors = {
@@ -371,7 +362,7 @@ def _decode(program: _Program, documents: pa.Array, partial: bool, most_bytes: i
             memory.buffer(memory.block.errors), _ERROR
         ).tolist()
     }
-    return Converted(memory.array(program.nodes, 0, program.arrow_type), errors)
+    return Converted(_array(memory, program.nodes, 0, program.arrow_type), errors)
 
 
 @lru_cache(maxsize=1)
@@ -466,14 +457,6 @@ def _shown(text: bytes, size: int) -> str:
 _ERROR = np.dtype(
     [("row", "i8"), ("node", "i8"), ("code", "i8"), ("at", "i8"), ("bytes", "i8"), ("text", "S64")]
 )
-#: How a call ended that found no memory.
-_NO_MEMORY = 1
-
-
-class _Part(Structure):
-    """``part_t``: a buffer that the library allocated, of which ``bytes`` are used."""
-
-    _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
 
 
 class _Column(Structure):
@@ -482,21 +465,20 @@ class _Column(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("capacity", c_int64),
-        ("validity", _Part),
-        ("values", _Part),
-        ("heap", _Part),
+        ("validity", Part),
+        ("values", Part),
+        ("heap", Part),
     )
 
 
 class _Block(Structure):
-    """``block_t``; ``columns`` has ``column_count`` entries."""
+    """``block_t`` without its columns, of which there are ``column_count``."""
 
     _fields_ = (
         ("rows", c_int64),
         ("status", c_int64),
         ("column_count", c_int64),
-        ("errors", _Part),
-        ("columns", _Column * 0),
+        ("errors", Part),
     )
 
 
@@ -542,43 +524,23 @@ def _kernel() -> _Kernel:
     return _Kernel(load("json"))
 
 
-class _Memory:
-    """Owns a block, and frees it when the last array that refers to it is gone."""
-
-    def __init__(self, pointer: Any) -> None:
-        if not pointer:
-            raise MemoryError("not enough memory for a batch of JSON documents")
-        self._free = _kernel().free
-        self._pointer = pointer
-        self.block = pointer.contents
-        address = ctypes.addressof(self.block) + _Block.columns.offset
-        self._columns = (_Column * self.block.column_count).from_address(address)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pointer"):
-            self._free(self._pointer)
-
-    def buffer(self, part: _Part) -> pa.Buffer:
-        """Returns a buffer that refers to a part of the block."""
-        return pa.foreign_buffer(part.at, part.bytes, self) if part.at else pa.py_buffer(b"")
-
-    def array(self, nodes: Sequence[_Node], index: int, found: pa.DataType) -> pa.Array:
-        """Returns the column of a node as an array of an Arrow type."""
-        node, column = nodes[index], self._columns[index]
-        buffers = [self.buffer(column.validity)]
-        if node.op != Op.STRUCT:
-            buffers.append(self.buffer(column.values))
-        if node.op in (Op.STRING, Op.BINARY):
-            buffers.append(self.buffer(column.heap))
-        children = []
-        if node.op == Op.STRUCT:
-            children = [self.array(nodes, node.first + i, found.field(i).type) for i in range(node.count)]
-        elif node.op == Op.ARRAY:
-            children = [self.array(nodes, node.first, found.value_type)]
-        elif node.op == Op.MAP:
-            entries = [
-                self.array(nodes, node.first, found.key_type),
-                self.array(nodes, node.first + 1, found.item_type),
-            ]
-            children = [pa.StructArray.from_arrays(entries, fields=[found.key_field, found.item_field])]
-        return pa.Array.from_buffers(found, column.rows, buffers, -1, 0, children)
+def _array(memory: Memory, nodes: Sequence[_Node], index: int, found: pa.DataType) -> pa.Array:
+    """Returns the column of a node as an array of an Arrow type, which refers to the memory."""
+    node, column = nodes[index], memory.columns(_Column)[index]
+    buffers = [memory.buffer(column.validity)]
+    if node.op != Op.STRUCT:
+        buffers.append(memory.buffer(column.values))
+    if node.op in (Op.STRING, Op.BINARY):
+        buffers.append(memory.buffer(column.heap))
+    children = []
+    if node.op == Op.STRUCT:
+        children = [_array(memory, nodes, node.first + i, found.field(i).type) for i in range(node.count)]
+    elif node.op == Op.ARRAY:
+        children = [_array(memory, nodes, node.first, found.value_type)]
+    elif node.op == Op.MAP:
+        entries = [
+            _array(memory, nodes, node.first, found.key_type),
+            _array(memory, nodes, node.first + 1, found.item_type),
+        ]
+        children = [pa.StructArray.from_arrays(entries, fields=[found.key_field, found.item_field])]
+    return pa.Array.from_buffers(found, column.rows, buffers, -1, 0, children)

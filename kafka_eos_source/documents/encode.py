@@ -11,7 +11,7 @@ import ctypes
 import json
 import re
 from collections.abc import Callable, Iterator
-from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p, py_object
+from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 from functools import lru_cache
@@ -45,6 +45,7 @@ from kafka_eos_source.documents.converted import MAX_DEPTH, MOST_BYTES
 from kafka_eos_source.documents.zone import Zone, zone
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.native import load
+from kafka_eos_source.native.buffers import NO_MEMORY, Memory, Part, array_pointer
 
 
 class _Write(IntEnum):
@@ -556,7 +557,7 @@ class _Writer:
             len(program.nodes),
             links.ctypes.data,
             text.ctypes.data,
-            _array_pointer(capsules[1]),
+            array_pointer(capsules[1]),
             program.array_count,
             self._zone.starts.ctypes.data,
             self._zone.offsets.ctypes.data,
@@ -567,14 +568,15 @@ class _Writer:
             ends.ctypes.data,
             None if validity is None else validity.ctypes.data,
         )
-        memory = _Memory(_kernel(), ctypes.byref(given))
+        kernel, content = _kernel(), "a batch of JSON documents"
+        memory = Memory(kernel.write(ctypes.byref(given)), kernel.free, content)
         block = memory.block
-        if block.status == _NO_MEMORY:
-            raise MemoryError("not enough memory for a batch of JSON documents")
-        heap = block.heap
-        data = pa.foreign_buffer(heap.at, heap.bytes, memory) if heap.at else pa.py_buffer(b"")
+        if block.status == NO_MEMORY:
+            raise MemoryError(f"not enough memory for {content}")
         bitmap = None if validity is None else pa.py_buffer(validity)
-        return pa.Array.from_buffers(pa.binary(), block.rows, [bitmap, pa.py_buffer(ends), data])
+        return pa.Array.from_buffers(
+            pa.binary(), block.rows, [bitmap, pa.py_buffer(ends), memory.buffer(block.heap)]
+        )
 
 
 def _one(values: pa.Array | pa.RecordBatch) -> pa.Array:
@@ -599,8 +601,6 @@ def _cast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 # -- the C library -------------------------------------------------------------------------------
 
-_NO_MEMORY = 1
-
 
 @lru_cache(maxsize=1)
 def _powers() -> npt.NDArray[np.uint64]:
@@ -614,16 +614,10 @@ def _powers() -> npt.NDArray[np.uint64]:
     return np.array(found, np.uint64)
 
 
-class _Part(Structure):
-    """``part_t``."""
-
-    _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
-
-
 class _Block(Structure):
     """``block_t``."""
 
-    _fields_ = (("rows", c_int64), ("status", c_int64), ("heap", _Part))
+    _fields_ = (("rows", c_int64), ("status", c_int64), ("heap", Part))
 
 
 class _Input(Structure):
@@ -660,26 +654,3 @@ class _Kernel:
 @lru_cache(maxsize=1)
 def _kernel() -> _Kernel:
     return _Kernel(load("json_text"))
-
-
-class _Memory:
-    """Calls the library, owns the block that it returns, and frees it with the last array that uses it."""
-
-    def __init__(self, kernel: _Kernel, given: Any) -> None:
-        self._free = kernel.free
-        self._pointer = kernel.write(given)
-        if not self._pointer:
-            raise MemoryError("not enough memory for a batch of JSON documents")
-        self.block = self._pointer.contents
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pointer") and self._pointer:
-            self._free(self._pointer)
-
-
-def _array_pointer(capsule: object) -> int | None:
-    """Returns the address of the C structure of an exported Arrow array."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = c_void_p, (py_object, c_char_p)
-    pointer: int | None = get_pointer(capsule, b"arrow_array")
-    return pointer

@@ -94,6 +94,23 @@ class Records:
         """Returns all records of some batches of the source."""
         return cls(batches, range(sum(each.num_rows for each in batches)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Records]) -> Records:
+        """Returns the records of several parts, of which there is at least one, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        batches: list[pa.RecordBatch] = []
+        numbers: list[npt.NDArray[np.int64]] = []
+        rows = 0
+        for each in parts:
+            own = each.numbers
+            if isinstance(own, range):  # np.asarray takes a Python object for each number
+                own = np.arange(own.start, own.stop, dtype=np.int64)
+            numbers.append(own + rows)
+            batches += each.batches
+            rows += sum(batch.num_rows for batch in each.batches)
+        return cls(batches, np.concatenate(numbers))
+
     def __len__(self) -> int:
         return len(self.numbers)
 

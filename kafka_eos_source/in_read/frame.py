@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.bad_records import NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.converted_columns import converted_columns, with_decoded
 from kafka_eos_source.in_read.decode import ColumnDecoder
 from kafka_eos_source.in_read.lineage import lineage
-from kafka_eos_source.in_read.registry_columns import registry_columns, with_decoded
 from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
@@ -115,7 +115,7 @@ def map_in_read(
         rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = registry_columns(function, decoders, encode or {}, columns, rows, on_bad)
+        function = converted_columns(function, decoders, encode or {}, columns, rows, on_bad)
         rows = function.marked
     origin = lineage(frame, frame.columns)
     if origin is None or write is None:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
+from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.schema import KEY, VALUE
 from kafka_eos_source.spark.session import SessionRules
@@ -78,16 +79,25 @@ class MadeRecords:
             encoding: encodes the values with a schema registry; None = as JSON objects.
 
         Raises:
-            InvalidSchemaError: if only Spark can make text of a column.
+            InvalidSchemaError: if only Spark can make text of a column, or writes it in another way.
         """
         key: KeyEncoding | None = None
+        own: DataType | None = None
         if isinstance(shape.key, tuple):
-            key = KeyEncoding(_struct(frame, shape.key), session.time_zone, session.is_ansi)
+            own = _struct(frame, shape.key)
         elif shape.key is not None and not is_text(frame[shape.key].dataType):
-            key = KeyEncoding(frame[shape.key].dataType, session.time_zone, session.is_ansi)
+            own = frame[shape.key].dataType
+        if own is not None:
+            key = KeyEncoding(own, session.time_zone, session.is_ansi, session.has_nulls)
         value: JsonEncoding | Encoding | None = None
         if shape.value is None:
-            value = encoding or JsonEncoding(_struct(frame, shape.fields), session.time_zone)
+            fields = _struct(frame, shape.fields)
+            value = encoding or JsonEncoding(fields, session.time_zone, session.has_nulls)
+        if session.has_legacy_times and (key is not None or isinstance(value, JsonEncoding)):
+            raise InvalidSchemaError(
+                "spark.sql.legacy.timeParserPolicy is LEGACY, and only Spark writes times in its old way.",
+                fix="set it to CORRECTED.",
+            )
         return cls(shape.rows(frame), shape, key, value)
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:

@@ -249,13 +249,19 @@ class RowsInRead(StepInRead):
         """
         transform = from_bytes(self.transform)
         schema = arrow_schema(self.rows)
-        before = self.columns.before
-        given = joined(batches, self.columns) if before is None else before.traced(batches, set_aside)
-        for each in given:
-            rows = each.rows if before is None else self.columns.select(each.rows)
+        columns, is_aligned = self.columns, hasattr(transform, "slices")
+        before = columns.before
+        given: Iterator[Traced]
+        if before is None:
+            given = (Traced(columns.select(each), Records.of([each]), aligned=True) for each in batches)
+        else:
+            made_before = before.traced(batches, set_aside)
+            given = (Traced(columns.select(each.rows), each.records, each.aligned) for each in made_before)
+        for each in given if is_aligned else joined(given):
+            rows = each.rows
             if not rows.num_rows:
                 yield Traced(_no_rows(schema), each.records, each.aligned)
-            elif hasattr(transform, "slices"):
+            elif is_aligned:
                 yield from self._aligned(transform, rows, each, schema, set_aside)
             else:
                 result, errors = transform(rows)
@@ -367,11 +373,32 @@ class MappedRows:
                 yield fit(result, made, "the SQL returned")
 
 
-def joined(batches: Iterable[pa.RecordBatch], columns: ReadColumns) -> Iterator[Traced]:
-    """Yields columns of the source's batches in fewer batches, as `gathered` puts them together."""
-    for group in gathered(batches):
-        rows = concatenated([columns.select(each) for each in group])
-        yield Traced(rows, Records.of(group), aligned=True)
+def joined(given: Iterable[Traced]) -> Iterator[Traced]:
+    """Yields rows in fewer batches of about `MOST_ROWS` rows, or made of records of `ENOUGH_BYTES`.
+
+    Decoded rows are much smaller than their documents. So this joins what an engine takes, and not what the
+    decoder takes: the copy then costs little.
+    """
+    waiting: list[Traced] = []
+    rows = size = 0
+    for each in given:
+        if waiting and rows + each.rows.num_rows > MOST_ROWS:
+            yield _together(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(each)
+        rows += each.rows.num_rows
+        size += sum(batch.nbytes for batch in each.records.batches)
+        if size >= ENOUGH_BYTES:
+            yield _together(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(parts: list[Traced]) -> Traced:
+    rows = concatenated([each.rows for each in parts])
+    records = Records.joined([each.records for each in parts])
+    return Traced(rows, records, aligned=all(each.aligned for each in parts))
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -396,8 +423,8 @@ def concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Returns the rows of batches with one schema in one batch."""
     if len(batches) == 1:
         return batches[0]
-    (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return rows
+    found = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found[0] if found else batches[0]
 
 
 def good_rows(rows: int, errors: Mapping[int, str]) -> pa.Array:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, InvalidSqlError
-from kafka_eos_source.in_read.sql_check import SqlText, check
+from kafka_eos_source.in_read.sql_check import SqlText, check, selected
 from kafka_eos_source.in_read.sql_engine import (
     IN_ORDER,
     LARGEST_RESULT_BYTES,
@@ -57,6 +57,7 @@ class SqlTransform:
         rows: schema of the result.
         query: what the engine runs.
         keys: how many columns at the end of its result say in which order its rows belong.
+        copies: columns of the result that the text selects unchanged: names in the result and in the input.
         failing: what the engine runs to find the rows that fail; None if only trying can show them.
         tables: each static table as an Arrow stream.
         table_digests: a hash of the columns and rows of each static table, whatever their order.
@@ -70,6 +71,7 @@ class SqlTransform:
     rows: spark.StructType
     query: str = field(repr=False)
     keys: int
+    copies: Mapping[str, str]
     failing: str | None = field(repr=False)
     tables: Mapping[str, bytes] = field(repr=False)
     table_digests: Mapping[str, str]
@@ -168,9 +170,10 @@ def compile_sql(
         rows=spark.StructType(),
         query=text,
         keys=0,
+        copies={},
         failing=None,
         tables={each: _to_bytes(table) for each, table in static.items()},
-        table_digests={each: _digest(table) for each, table in sorted(static.items())},
+        table_digests={},
         time_zone=time_zone,
         memory_bytes=memory_bytes,
     )
@@ -203,7 +206,11 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
         order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
         keys = order.add(tree)
         query = engine.text_of(tree)
-    found = replace(draft, rows=rows, query=query, keys=keys, failing=failing)
+    copies = selected(tree, draft.name, columns, names)
+    digests = {each: engine.digest(each) for each in sorted(static)}
+    found = replace(
+        draft, rows=rows, query=query, keys=keys, copies=copies, failing=failing, table_digests=digests
+    )
     with closing(Engine(found)) as final:
         final.try_without_rows(text)
     return found
@@ -370,13 +377,6 @@ def _to_bytes(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, whole.schema) as stream:
         stream.write_table(whole)
     return bytes(sink.getvalue())
-
-
-def _digest(table: pa.Table) -> str:
-    """Returns a hash of the columns and rows of a table that does not depend on how Arrow stores them."""
-    columns = [(each.name, str(each.type)) for each in table.schema]
-    rows = sorted(json.dumps(list(row.values()), default=repr) for row in table.to_pylist())
-    return hashlib.sha256(json.dumps([columns, rows]).encode()).hexdigest()
 
 
 def _valid_text(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Rows, dict[int, str]]:

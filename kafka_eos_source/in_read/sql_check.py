@@ -99,6 +99,9 @@ _EXPRESSIONS = _names(
     "LAMBDA LAMBDA_REF COLLATE TYPE WINDOW PARAMETER POSITIONAL_REFERENCE"
 )
 
+#: Parts of ``*`` after which its columns are not those of the input.
+_CHANGES_OF_STAR = ("expr", "columns", "replace_list", "rename_list", "qualified_exclude_list")
+
 _NO_POSITION = 2**64 - 1
 
 #: The most characters of a line that an error shows before the place.
@@ -134,6 +137,38 @@ class SqlText:
         return InvalidSqlError(
             f"SQL text, line {line + 1}, column {column + 1}: {message}.\n    {shown}\n    {caret}\n", fix=fix
         )
+
+
+def selected(tree: Node, name: str, columns: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Returns the columns of the result that are columns of the input, unchanged; for a join it finds none.
+
+    Args:
+        tree: the text.
+        name: name of the input in the text.
+        columns: names of its columns.
+        names: names of the columns of the result.
+    """
+    table = tree.get("from_table") or {}
+    is_plain = tree["type"] == "SELECT_NODE" and not tree["cte_map"]["map"]
+    if not is_plain or table.get("type") != "BASE_TABLE" or table["column_name_alias"]:
+        return {}
+    if str(table["table_name"]).lower() != name.lower():
+        return {}
+    of_input = {each.lower(): each for each in columns}
+    found: dict[str, str] = {}
+    for each in tree["select_list"]:
+        if each["class"] == "COLUMN_REF":
+            column = str(each["column_names"][-1]).lower()
+            is_column = len(each["column_names"]) == 1 or str(each["column_names"][0]).lower() in (
+                name.lower(),
+                str(table["alias"]).lower(),
+            )
+            if is_column and column in of_input:
+                found[str(each["alias"] or column).lower()] = of_input[column]
+        elif each["class"] == "STAR" and not any(each[part] for part in _CHANGES_OF_STAR):
+            left = {str(column).lower() for column in each["exclude_list"]}
+            found |= {column: own for column, own in of_input.items() if column not in left}
+    return {each: found[each.lower()] for each in names if each.lower() in found}
 
 
 def position(node: object) -> int | None:

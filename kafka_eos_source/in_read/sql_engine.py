@@ -7,6 +7,7 @@ settings. Before a query starts, it also parses the text for `sql_check`, and re
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import threading
@@ -22,6 +23,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, Inva
 from kafka_eos_source.in_read.sql_check import AGGREGATE, Functions, SqlText
 from kafka_eos_source.in_read.sql_order import KEY
 from kafka_eos_source.options.table import SQL_MEMORY
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.spark.arrow import arrow_schema
 
 if TYPE_CHECKING:
@@ -231,7 +233,10 @@ class Engine:
             InvalidSqlError: if the text is no SELECT, or more than one.
         """
         [[written]] = self._values("SELECT json_serialize_sql(?::VARCHAR)", [text.text])
-        found = json.loads(written)
+        try:
+            found = parse_json(written)
+        except JsonError as error:
+            raise text.error("its parts are nested too deeply", "simplify it.") from error
         if found.get("error"):
             if found.get("error_type") == "not implemented":
                 raise text.error(f"{self._kind(text.text)} is not possible in the read", "write a SELECT.")
@@ -277,6 +282,14 @@ class Engine:
         whole = json.dumps({"error": False, "statements": [{"node": tree, "named_param_map": []}]})
         [[text]] = self._values("SELECT json_deserialize_sql(?::JSON)", [whole])
         return str(text)
+
+    def digest(self, table: str) -> str:
+        """Returns a hash of the columns and rows of a static table, whatever the order of its rows."""
+        row = f"{RESERVED}_row"
+        columns = self._values(f"DESCRIBE {_quoted(table)}")
+        rows = self._values(f"SELECT to_json({row})::VARCHAR FROM {_quoted(table)} AS {row}")
+        content = json.dumps([[each[:2] for each in columns], sorted(rows)])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def failing(self, tree: Mapping[str, Any]) -> str | None:
         """Returns a query that says of each row whether it fails; None if there is none for the text.
@@ -350,7 +363,7 @@ class Engine:
 
     def operators(self, query: str) -> set[str]:
         """Returns the names of the operators in the plan of a query."""
-        pending = list(json.loads(self._values(f"EXPLAIN (FORMAT json) {query}")[0][1]))
+        pending = list(parse_json(self._values(f"EXPLAIN (FORMAT json) {query}")[0][1]))
         found = set()
         while pending:
             each = pending.pop()
@@ -571,7 +584,7 @@ def _details(error: Exception) -> Mapping[str, Any]:
     """Returns what an error of the engine says, by the names that the engine uses."""
     text = str(error)
     try:
-        found = json.loads(text[text.index("{") :])
+        found = parse_json(text[text.index("{") :])
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

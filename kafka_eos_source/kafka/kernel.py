@@ -21,6 +21,7 @@ import pyarrow as pa
 from kafka_eos_source.kafka.failure import record_too_large
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.native import load
+from kafka_eos_source.native.buffers import Memory, Part
 
 #: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
 WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
@@ -37,12 +38,6 @@ WANTS = {
 def wants(columns: Collection[str]) -> int:
     """Returns the `WANTS` of these columns in one number. Other columns need nothing from the kernel."""
     return reduce(or_, (WANTS.get(name, 0) for name in columns), 0)
-
-
-class Part(Structure):
-    """``part_t``: a buffer that the kernel allocated, of which ``bytes`` are used."""
-
-    _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
 
 
 class Column(Structure):
@@ -122,17 +117,6 @@ def kernel() -> Kernel:
     return Kernel(load("kernel"))
 
 
-class _Memory:
-    """Owns the memory of a block, and frees it when the last array that refers to it is gone."""
-
-    def __init__(self, kernel: Kernel, pointer: Any) -> None:
-        self._free = kernel.free
-        self.pointer = pointer
-
-    def __del__(self) -> None:
-        self._free(self.pointer)
-
-
 class Block:
     """The messages of one call of the kernel's ``decode``.
 
@@ -150,10 +134,11 @@ class Block:
     """
 
     def __init__(self, kernel: Kernel, pointer: Any, topic_names: Mapping[int, str]) -> None:
-        self._memory = _Memory(kernel, pointer)
-        found = pointer.contents
+        content = "the fetched messages"
+        self._memory = Memory(pointer, kernel.free, content)
+        found = self._memory.block
         if found.no_memory:
-            raise MemoryError("not enough memory for the fetched messages")
+            raise MemoryError(f"not enough memory for {content}")
         self._found = found
         self.rows = int(found.rows)
         self.offsets: npt.NDArray[np.int64] = self._numbers(found.offsets, np.int64)
@@ -210,18 +195,15 @@ class Block:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _buffer(self, part: Part) -> pa.Buffer:
-        return pa.foreign_buffer(part.at, part.bytes, self._memory) if part.at else pa.py_buffer(b"")
-
     def _numbers(self, part: Part, kind: Any) -> npt.NDArray[Any]:
-        return np.frombuffer(self._buffer(part), kind)
+        return np.frombuffer(self._memory.buffer(part), kind)
 
     def _array(self, kind: pa.DataType, length: int, column: Column) -> pa.Array:
         if not column.offsets.bytes:
             return pa.array([], kind)
         nulls = int(column.nulls)
-        validity = self._buffer(column.validity) if nulls else None
-        buffers = [validity, self._buffer(column.offsets), self._buffer(column.data)]
+        validity = self._memory.buffer(column.validity) if nulls else None
+        buffers = [validity, self._memory.buffer(column.offsets), self._memory.buffer(column.data)]
         return pa.Array.from_buffers(kind, length, buffers, nulls)
 
 

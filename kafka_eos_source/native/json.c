@@ -170,7 +170,7 @@ typedef struct {
         const uint8_t *past;       /* the end of the document */
         allowance_t allowance;
         part_t *errors;
-        int64_t depth, status, row;
+        int64_t depth, status, row, noted_row;
         int64_t code, node; /* why a value or the document failed */
         const uint8_t *failed_at;
 } run_t;
@@ -1196,8 +1196,11 @@ KAFKA_EOS_COLD static const uint8_t *after_misfit(run_t *run, int64_t index, con
                                                   int64_t depth) {
         if (run->status || run->code >= EMPTY || !run->input->is_partial)
                 return NULL;
-        if (!note(run) || run->code >= EMPTY)
-                return NULL;
+        if (run->noted_row != run->row) { /* the first one is enough */
+                if (!note(run) || run->code >= EMPTY)
+                        return NULL;
+                run->noted_row = run->row;
+        }
         run->depth = depth;
         truncate_rows(run, index, row);
         return skip_value(run, at);
@@ -1363,7 +1366,7 @@ static int64_t decode_rows(run_t *run, int64_t most) {
  * Decodes the documents of `input`. Returns NULL if there is not enough memory for the block itself. Otherwise the
  * caller frees the block with kafka_eos_json_free. A row that does not decode is null, with an entry in `errors`;
  * if the call is partial, only what does not fit is null. If the call stops before the first row, the columns are
- * unusable. A row can have two entries in `errors`; the last one counts.
+ * unusable. A row has two entries in `errors` if a value does not fit and the document is broken; the last one counts.
  */
 EXPORT block_t *kafka_eos_json_decode(const input_t *input) {
         block_t *block = calloc(1, sizeof(block_t) + (size_t)input->node_count * sizeof(column_t));
@@ -1376,6 +1379,7 @@ EXPORT block_t *kafka_eos_json_decode(const input_t *input) {
         run.columns         = block->columns;
         run.errors          = &block->errors;
         run.allowance.left  = input->most_bytes;
+        run.noted_row       = -1;
         run.expected        = calloc(EXPECTED_NAMES, sizeof(expected_t));
         fitting             = input->most_bytes / 2 / (bits_of_row(input->nodes, 0) / 8 + 1);
         if (rows > fitting)

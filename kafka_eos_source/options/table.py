@@ -595,10 +595,10 @@ OPTIONS: tuple[Option, ...] = (
         (STREAM_WRITE,),
         values.digests,
         'JSON `{"table":"digest"}`',
-        "Internal: `App.write` sets it to a hash of each static table that the query joins in SQL. Do not set it "
-        "yourself.",
+        "Internal: `App` sets it to a hash of each static table that its SQL texts join. Do not set it yourself.",
         default={},
         shown_default="none",
+        idle=(BATCH_WRITE,),
     ),
     Option(
         CHANGED_TABLE,

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p, py_object
+from ctypes import POINTER, Structure, c_char_p, c_int64, c_void_p
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.native import load
+from kafka_eos_source.native.buffers import NO_MEMORY, Memory, Part, array_pointer, column_of_bytes
 from kafka_eos_source.registry.avro_decode import Column, Kind, Program, compile_program
 from kafka_eos_source.registry.avro_encode import EncodeProgram, compile_encoder, derive
 
@@ -101,30 +101,19 @@ class AvroDecoder:
 
     def decode(self, messages: pa.Array, start: int, most_bytes: int = MOST_BYTES) -> Converted:
         """Decodes messages (see `codec.Decoder`)."""
-        if isinstance(messages, pa.ChunkedArray):
-            messages = messages.combine_chunks()
-        if not (pa.types.is_binary(messages.type) or pa.types.is_large_binary(messages.type)):
-            messages = messages.cast(pa.large_binary())
-        validity, offsets, data = messages.buffers()
+        messages, described = column_of_bytes(messages)
         given = Input(
             *(array.ctypes.data for array in self._arrays),
             len(self._program.columns),
-            validity.address if validity else None,
-            offsets.address if offsets else None,
-            data.address if data else None,
-            8 if pa.types.is_large_binary(messages.type) else 4,
-            messages.offset,
-            len(messages),
+            *described,
             start,
             most_bytes,
         )
-        memory = Memory(self._kernel, self._kernel.decode(ctypes.byref(given)))
+        memory = self._kernel.memory(self._kernel.decode(ctypes.byref(given)))
         block = memory.block
-        if block.status == NO_MEMORY:
-            raise MemoryError("not enough memory for a batch of Avro records")
         if not block.rows:
             return Converted(pa.array([], self.arrow_type))
-        found = np.frombuffer(buffer(memory, block.errors), ERROR).tolist()
+        found = np.frombuffer(memory.buffer(block.errors), ERROR).tolist()
         errors = {row: self._message(*error) for row, *error, _ in found}
         return Converted(_Arrays(memory).array(self._program.columns[0]), errors)
 
@@ -151,17 +140,17 @@ class _Arrays:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._columns = columns(memory)
+        self._columns = memory.columns(ColumnBuffers)
 
     def array(self, column: Column) -> pa.Array:
         found = self._columns[column.index]
         if column.kind is Kind.NONE:
             return pa.nulls(found.rows)
-        buffers = [buffer(self._memory, found.validity)]
+        buffers = [self._memory.buffer(found.validity)]
         if column.kind is not Kind.STRUCT:
-            buffers.append(buffer(self._memory, found.values))
+            buffers.append(self._memory.buffer(found.values))
         if column.kind is Kind.TEXT:
-            buffers.append(buffer(self._memory, found.heap))
+            buffers.append(self._memory.buffer(found.heap))
         if pa.types.is_map(column.type):
             (entries,) = column.children
             keys, items = (self.array(child) for child in entries.children)
@@ -208,19 +197,16 @@ class AvroEncoder:
             len(prefix),
             most_bytes,
         )
-        memory = Memory(self._kernel, self._kernel.encode(ctypes.byref(given)))
+        memory = self._kernel.memory(self._kernel.encode(ctypes.byref(given)))
         block = memory.block
-        if block.status == NO_MEMORY:
-            raise MemoryError("not enough memory for a batch of Avro records")
         if not block.rows:
             return Converted(pa.array([], pa.binary()))
         errors = {}
-        for row, node, code, detail, more, text in np.frombuffer(
-            buffer(memory, block.errors), ERROR
-        ).tolist():
+        found = np.frombuffer(memory.buffer(block.errors), ERROR).tolist()
+        for row, node, code, detail, more, text in found:
             errors[row] = message(code, detail, more, self._program.paths[node], text=text)
-        (column,) = columns(memory)
-        parts = [buffer(memory, part) for part in (column.validity, column.values, column.heap)]
+        (column,) = memory.columns(ColumnBuffers)
+        parts = [memory.buffer(part) for part in (column.validity, column.values, column.heap)]
         return Converted(pa.Array.from_buffers(pa.binary(), block.rows, parts), errors)
 
 
@@ -301,15 +287,6 @@ ERROR = np.dtype(
     [("row", "i8"), ("node", "i8"), ("code", "i8"), ("detail", "i8"), ("more", "i8"), ("text", "S48")]
 )
 
-#: How a call ended: STOPPED says that it converted only the first rows, because of its limit.
-NO_MEMORY, STOPPED = 1, 2
-
-
-class Part(Structure):
-    """``part_t``: a buffer that the library allocated, of which ``bytes`` are used."""
-
-    _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
-
 
 class ColumnBuffers(Structure):
     """``column_t``."""
@@ -326,14 +303,13 @@ class ColumnBuffers(Structure):
 
 
 class Block(Structure):
-    """``block_t``; ``columns`` has ``column_count`` entries."""
+    """``block_t`` without its columns, of which there are ``column_count``."""
 
     _fields_ = (
         ("rows", c_int64),
         ("status", c_int64),
         ("column_count", c_int64),
         ("errors", Part),
-        ("columns", ColumnBuffers * 0),
     )
 
 
@@ -385,6 +361,18 @@ class AvroKernel:
         self.free: Any = library["kafka_eos_avro_free"]
         self.free.restype, self.free.argtypes = None, (POINTER(Block),)
 
+    def memory(self, pointer: Any) -> Memory:
+        """Returns the owner of what a function returned.
+
+        Raises:
+            MemoryError: if there was not enough memory.
+        """
+        content = "a batch of Avro records"
+        found = Memory(pointer, self.free, content)
+        if found.block.status == NO_MEMORY:
+            raise MemoryError(f"not enough memory for {content}")
+        return found
+
 
 @lru_cache(maxsize=1)
 def kernel() -> AvroKernel:
@@ -394,38 +382,3 @@ def kernel() -> AvroKernel:
         KernelUnavailableError: if it is missing or cannot be used.
     """
     return AvroKernel(load("avro"))
-
-
-class Memory:
-    """Owns a block, and frees it when the last array that refers to it is gone."""
-
-    def __init__(self, kernel: AvroKernel, pointer: Any) -> None:
-        if not pointer:
-            raise MemoryError("not enough memory for a batch of Avro records")
-        self._free = kernel.free
-        self.pointer = pointer
-        self.block = pointer.contents
-
-    def __del__(self) -> None:
-        if hasattr(self, "pointer"):
-            self._free(self.pointer)
-
-
-def buffer(memory: Memory, part: Part) -> pa.Buffer:
-    """Returns a buffer that refers to a part of a block."""
-    return pa.foreign_buffer(part.at, part.bytes, memory) if part.at else pa.py_buffer(b"")
-
-
-def columns(memory: Memory) -> Sequence[ColumnBuffers]:
-    """Returns the columns of a block."""
-    address = ctypes.addressof(memory.block) + Block.columns.offset
-    found: Sequence[ColumnBuffers] = (ColumnBuffers * memory.block.column_count).from_address(address)
-    return found
-
-
-def array_pointer(capsule: object) -> int | None:
-    """Returns the address of the C structure of an exported Arrow array."""
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = c_void_p, (py_object, c_char_p)
-    pointer: int | None = get_pointer(capsule, b"arrow_array")
-    return pointer

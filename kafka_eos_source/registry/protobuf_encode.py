@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kafka_eos_source.documents.converted import MOST_BYTES, Converted
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.native.buffers import Memory
 from kafka_eos_source.registry.codec import decoded_type, is_list
 from kafka_eos_source.registry.protobuf_program import (
     ERROR,
@@ -76,12 +77,11 @@ class MessageEncoder:
             len(prefix),
             most_bytes,
         )
-        if not pointer:
-            raise MemoryError("not enough memory to encode Protobuf messages")
-        memory = _Memory(self._kernel, pointer)
-        found = pointer.contents
+        content = "a batch of Protobuf messages"
+        memory = Memory(pointer, self._kernel.free_encoded, content)
+        found = memory.block
         if found.no_memory:
-            raise MemoryError("not enough memory to encode Protobuf messages")
+            raise MemoryError(f"not enough memory for {content}")
         rows = found.rows
         errors = {
             row: self._message(columns, code, field, detail)
@@ -90,13 +90,8 @@ class MessageEncoder:
             ).tolist()
         }
         bits = np.packbits(view(found.validity.at, np.dtype(bool), rows), bitorder="little")
-        offsets, data = (
-            pa.foreign_buffer(part.at, part.bytes, memory) if part.at else pa.py_buffer(b"")
-            for part in (found.offsets, found.data)
-        )
-        return Converted(
-            pa.Array.from_buffers(pa.binary(), rows, [pa.py_buffer(bits), offsets, data]), errors
-        )
+        buffers = [pa.py_buffer(bits), memory.buffer(found.offsets), memory.buffer(found.data)]
+        return Converted(pa.Array.from_buffers(pa.binary(), rows, buffers), errors)
 
     def _message(self, columns: list[Column], code: int, index: int, detail: int) -> str:
         name = f"message {self._root.descriptor.full_name}"
@@ -122,17 +117,6 @@ class MessageEncoder:
         if field.kind is Kind.RAW:
             return f"{value!r} is not JSON for a {field.descriptor.message_type.full_name}"
         return f"{value} is negative or too large for {field.kind.name.lower()}"
-
-
-class _Memory:
-    """Owns a result, and frees it when the last array that refers to it is gone."""
-
-    def __init__(self, kernel: ProtobufKernel, pointer: Any) -> None:
-        self._kernel = kernel
-        self._pointer = pointer
-
-    def __del__(self) -> None:
-        self._kernel.free_encoded(self._pointer)
 
 
 def _addresses(column: Column) -> list[int]:

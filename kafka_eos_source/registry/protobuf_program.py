@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_eos_source.native import load
+from kafka_eos_source.native.buffers import Part
 from kafka_eos_source.registry.protobuf_tree import Field, Kind, Message, enum_name
 
 REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64
@@ -321,12 +322,6 @@ ROWS = np.dtype([("rows", "i8"), ("capacity", "i8")])
 
 #: ``error_t``.
 ERROR = np.dtype([("row", "i8"), ("code", "i4"), ("field", "i4"), ("detail", "i8")])
-
-
-class Part(Structure):
-    """``part_t``: a buffer that the library allocated, of which ``bytes`` are used."""
-
-    _fields_ = (("at", c_void_p), ("bytes", c_int64), ("capacity", c_int64))
 
 
 class Decoded(Structure):

@@ -58,15 +58,28 @@ class SessionRules:
     Attributes:
         time_zone: the time zone in which timestamps are shown and parsed.
         is_ansi: whether SQL follows the ANSI standard (``spark.sql.ansi.enabled``).
+        has_nulls: whether JSON has fields that are null (no ``spark.sql.jsonGenerator.ignoreNullFields``).
+        has_legacy_times: whether times are written as before Spark 3 (``spark.sql.legacy.timeParserPolicy``).
     """
 
     time_zone: str
     is_ansi: bool
+    has_nulls: bool = False
+    has_legacy_times: bool = False
 
     @classmethod
     def of(cls, session: SparkSession) -> SessionRules:
         """Returns the settings of a session."""
-        return cls(time_zone(session), str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true")
+
+        def value(setting: str) -> str:
+            return str(session.conf.get(setting)).lower()
+
+        return cls(
+            time_zone(session),
+            is_ansi=value("spark.sql.ansi.enabled") == "true",
+            has_nulls=value("spark.sql.jsonGenerator.ignoreNullFields") == "false",
+            has_legacy_times=value("spark.sql.legacy.timeParserPolicy") == "legacy",
+        )
 
 
 def time_zone(session: SparkSession) -> str:

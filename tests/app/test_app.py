@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,15 +174,22 @@ def test_a_wrong_read_is_refused_before_there_is_a_session(arguments: dict[str, 
         app().read(**{"topics": "orders", **arguments})
 
 
-def test_a_text_that_runs_again_with_another_static_table_has_the_digest_of_the_last_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    digests = iter([{"r": "1"}, {"r": "2"}, {"r": "0"}, {"r": "2"}])
-    monkeypatch.setattr("kafka_eos_source.app.app.sql_frame", lambda *_: (None, next(digests)))
-    monkeypatch.setattr("kafka_eos_source.app.app.plan_query", lambda *arguments, **_: arguments[3])
-    query, stream = app(), SimpleNamespace(isStreaming=True)
-    found = []
-    for text in ("SELECT 1", "SELECT 1", "SELECT 2", "SELECT 2"):
-        query.sql(text)
-        found.append(query._plan(stream, "t", *[None] * 6)["sql.tables"])  # type: ignore[arg-type]
-    assert found == ['{"r": "1"}', '{"r": "2"}', '{"r": "0 2"}', '{"r": "2"}']
+def test_the_sink_knows_the_static_tables_of_sql(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = object()
+    tables = {"rates": "1"}
+    monkeypatch.setattr("kafka_eos_source.app.app.sql_frame", lambda text, frames: (frame, tables))
+    query = app()
+    audit = query.query("audit")
+    assert "sql.tables" not in query.options("sink")
+    assert query.sql("SELECT 1") is frame
+    for each in (query, audit):
+        stated = {**each.options("sink"), "topic": "t", "onChangedTable": "continue"}
+        found = parse_write(stated, streaming=True)
+        assert (found.static_tables, found.changed_table) == (tables, "continue")
+    tables = {"rates": "2", "codes": "3"}
+    query.sql("SELECT 2")
+    found = parse_write({**query.options("sink"), "topic": "t"}, streaming=True)
+    assert found.static_tables == {"rates": "1 2", "codes": "3"}
+    query.sql("SELECT 1")  # as a notebook does, after the table has changed
+    found = parse_write({**query.options("sink"), "topic": "t"}, streaming=True)
+    assert found.static_tables == {"rates": "2", "codes": "3"}

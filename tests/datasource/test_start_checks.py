@@ -20,13 +20,8 @@ from kafka_eos_source import datasource
 from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import Identity
 from kafka_eos_source.datasource import KafkaEosDataSource, start_checks
-from kafka_eos_source.datasource.start_checks import (
-    RunningQuery,
-    check_on_server,
-    check_query,
-    options_of_check,
-    schema_of_check,
-)
+from kafka_eos_source.datasource.checks_on_server import check_on_server, options_of_check, schema_of_check
+from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.errors import (
     AuthorizationError,
     CheckpointMovedError,

@@ -264,6 +264,16 @@ def test_errors_name_field_value_and_expectation() -> None:
     ]
 
 
+def test_a_partial_row_has_its_first_error_unless_the_document_is_broken() -> None:
+    schema = struct(a=types.LongType(), b=types.LongType())
+    documents = [b'{"a":1,"b":"x","a":true}', b'{"b":"x","a":true,']
+    errors = JsonDecoding(schema, partial=True).decode(pa.array(documents)).errors
+    assert [text.split(";")[0] for text in errors.values()] == [
+        'field b: "x" does not fit BIGINT',
+        "the value is no JSON object: it ends at byte 18, inside a value",
+    ]
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [

@@ -26,7 +26,9 @@ ROWS = [
 ]
 
 
-def made(columns: list[str], *, for_sinks: bool = False, **records: Any) -> list[dict[str, Any]]:
+def made(
+    columns: list[str], *, for_sinks: bool = False, session: SessionRules = UTC, **records: Any
+) -> list[dict[str, Any]]:
     schema = StructType.fromJson(
         {
             "type": "struct",
@@ -36,7 +38,7 @@ def made(columns: list[str], *, for_sinks: bool = False, **records: Any) -> list
     arguments = Records(**{"topic": "t", **records})
     shape = arguments.shape(schema, for_sinks=for_sinks, has_timestamp=False)
     assert shape is not None
-    transform = arguments.in_read(schema, shape, UTC)
+    transform = arguments.in_read(schema, shape, session)
     assert isinstance(transform, MadeRecords), transform
     travelled = from_option(to_option(transform, "it", fix=""))
     assert travelled == transform
@@ -69,6 +71,23 @@ def test_columns_that_are_not_the_key_become_a_json_object() -> None:
 )  # fmt: skip
 def test_keys_and_values(arguments: dict[str, Any], columns: list[str], key: Any, value: Any) -> None:
     assert made(columns, **arguments)[0] == {"key": key, "value": value}
+
+
+def test_settings_of_the_session_that_change_the_text() -> None:
+    session = SessionRules("UTC", is_ansi=True, has_nulls=True)
+    assert made(["id", "name"], session=session)[1] == {"value": b'{"id":2,"name":null}'}
+    assert made(["id", "name"], session=session, key=["name"])[1]["key"] == b'{"name":null}'
+
+
+@pytest.mark.parametrize("arguments", [{}, {"key": "at", "value": "raw"}])
+def test_spark_writes_times_in_its_old_way(arguments: dict[str, str]) -> None:
+    schema = StructType().add("at", "timestamp").add("raw", "binary")
+    records = Records(topic="t", **arguments)
+    shape = records.shape(schema, for_sinks=False, has_timestamp=False)
+    assert shape is not None
+    found = records.in_read(schema, shape, SessionRules("UTC", is_ansi=True, has_legacy_times=True))
+    assert isinstance(found, Obstacle)
+    assert "timeParserPolicy is LEGACY" in str(found)
 
 
 def test_removed_rows_become_tombstones() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read.registry_columns import registry_columns
+from kafka_eos_source.in_read.converted_columns import converted_columns
 from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.pickled import from_option, to_option
@@ -102,7 +102,7 @@ def times_ten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def run(function: Any, rows: list[str], *batches: pa.RecordBatch, **named: Any) -> list[dict[str, Any]]:
     chosen = {name: {each: Chosen() for each in columns} for name, columns in named.items()}
     decoders: Any = {name: each.decoding() for name, each in chosen.get("decode", {}).items()}
-    made = registry_columns(function, decoders, chosen.get("encode", {}), FRAME, schema_of(*rows))
+    made = converted_columns(function, decoders, chosen.get("encode", {}), FRAME, schema_of(*rows))
     made = from_option(to_option(made, "it", fix=""))  # as it travels to the tasks
     schema = arrow_schema(made.marked)
     return [row for each in made(iter(batches)) for row in fit(each, schema, "it").to_pylist()]
@@ -136,7 +136,7 @@ def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_ori
 
 def test_columns_that_end_at_different_rows_are_cut_where_the_first_ends() -> None:
     """As if the memory of one call was enough for three keys, and for two values."""
-    made = registry_columns(
+    made = converted_columns(
         lambda batches: batches,
         {"key": Digits(3), "value": Digits(2)},  # type: ignore[dict-item]
         {"key": Chosen(), "value": Chosen()},  # type: ignore[dict-item]

@@ -13,7 +13,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read import rows as rows_in_read
-from kafka_eos_source.in_read.rows import RowsInRead, joined
+from kafka_eos_source.in_read.bad_records import Records
+from kafka_eos_source.in_read.rows import RowsInRead, Traced, joined
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, packed_batches_of, unpack
 from kafka_eos_source.options.parse import parse_read
 from kafka_eos_source.read.settings import schema_of, task_read
@@ -69,9 +70,9 @@ def source(*values: bytes | None, start: int = 0) -> pa.RecordBatch:
     count = len(values)
     return pa.record_batch(
         {
-            "key": pa.array([b"k%d" % row for row in range(count)]),
+            "key": pa.array([b"k%d" % row for row in range(count)], pa.binary()),
             "value": pa.array(values, pa.binary()),
-            "topic": pa.array(["t"] * count),
+            "topic": pa.array(["t"] * count, pa.string()),
             "partition": pa.array([3] * count, pa.int32()),
             "offset": pa.array(range(start, start + count), pa.int64()),
         }
@@ -153,13 +154,30 @@ def test_an_aggregation_combines_the_rows_of_a_step() -> None:
     assert sorted((row["k"], *list(row.values())[1:2]) for row in rows) == [(b"k0", 6), (b"k1", 2)], rows
 
 
-def test_batches_are_joined_up_to_a_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_gets_rows_joined_up_to_a_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes() -> list[int]:
+        given = (Traced(each, Records.of([each]), aligned=True) for each in batches)
+        return [each.rows.num_rows for each in joined(given)]
+
     monkeypatch.setattr(rows_in_read, "MOST_ROWS", 5)
-    batches = [source(*[b"1"] * count) for count in (2, 2, 2, 7, 1)]
-    columns = ReadColumns((ReadColumn("value", "value"),))
-    assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [4, 2, 7, 1]
+    batches = [source(*[b"1"] * count) for count in (2, 2, 0, 2, 7, 1)]
+    assert sizes() == [4, 2, 7, 1]
     monkeypatch.setattr(rows_in_read, "ENOUGH_BYTES", 1)
-    assert [each.rows.num_rows for each in joined(iter(batches), columns)] == [2, 2, 2, 7, 1]
+    assert sizes() == [2, 2, 2, 7, 1]
+    batches = [source(), source()]
+    assert sizes() == [0]
+
+
+def test_a_bad_row_of_joined_batches_is_traced_to_its_record() -> None:
+    """Two slices of the decoder, of which one lost a bad record, and another batch of the source."""
+    aside: list[pa.RecordBatch] = []
+    batches = [source(b"1", b"x", b"4", start=10), source(b"5", b"13", start=20)]
+    (found,) = odd().traced(iter(batches), aside.append)
+    assert found.rows["text"].to_pylist() == ["1", "5", "13"]
+    assert [(each["offset"].to_pylist(), each["message"].to_pylist()) for each in aside] == [
+        ([11], ["no digits (the read digits)"]),
+        ([21], ["unlucky (the read SQL)"]),
+    ]
 
 
 def test_a_bad_record_of_sql_on_columns_of_the_source_has_advice_that_applies() -> None:

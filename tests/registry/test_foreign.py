@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from kafka_eos_source.in_read.registry_columns import RegistryColumns
+from kafka_eos_source.in_read.converted_columns import ConvertedColumns
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.read.columns import Run, record_batches
 from kafka_eos_source.registry.columns import _with_errors
@@ -96,7 +96,7 @@ def test_map_in_read_marks_the_others_with_their_bytes_and_place(case: Case, dat
             taken.extend(each.column("partition").to_pylist())
             yield each.set_column(0, "value", pa.nulls(each.num_rows, pa.binary()))
 
-    step = RegistryColumns(function, {"value": case.decoding()}, {}, ROWS)
+    step = ConvertedColumns(function, {"value": case.decoding()}, {}, ROWS)
     marked = [row for each in step(iter([batch])) for row in each.to_pylist() if row[INVALID] is not None]
     assert sorted([*taken, *(row[INVALID]["partition"] for row in marked)]) == list(range(len(values)))
     for row in marked:

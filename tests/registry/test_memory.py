@@ -23,7 +23,7 @@ from kafka_eos_source.registry import avro as avro_kernel
 from kafka_eos_source.registry import json_schema
 from kafka_eos_source.registry import protobuf as protobuf_decode
 from kafka_eos_source.registry import protobuf_program as protobuf_kernel
-from kafka_eos_source.registry.avro import AvroDecoder, AvroEncoder, AvroKernel, columns
+from kafka_eos_source.registry.avro import AvroDecoder, AvroEncoder, AvroKernel, ColumnBuffers
 from kafka_eos_source.registry.avro_decode import compile_program
 from kafka_eos_source.registry.avro_encode import compile_encoder
 from kafka_eos_source.registry.avro_schema import parse
@@ -148,7 +148,9 @@ def capacities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def avro_memory(*given: Any) -> Any:
         memory = memory_of_avro(*given)
-        parts = [part for each in columns(memory) for part in (each.validity, each.values, each.heap)]
+        parts = [
+            part for each in memory.columns(ColumnBuffers) for part in (each.validity, each.values, each.heap)
+        ]
         found.append(sum(part.capacity for part in parts))
         return memory
 

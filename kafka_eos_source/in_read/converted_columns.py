@@ -42,7 +42,7 @@ _MARK = pa.struct(list(arrow_schema(INVALID_TYPE)))
 
 
 @dataclass(frozen=True)
-class RegistryColumns:
+class ConvertedColumns:
     """A function over Arrow batches, with columns decoded before it and encoded after it.
 
     Attributes:
@@ -155,14 +155,14 @@ class RegistryColumns:
         return pa.RecordBatch.from_pydict({**columns, INVALID: marks})
 
 
-def registry_columns(
+def converted_columns(
     function: ArrowFunction | None,
     decode: Mapping[str, ColumnDecoder],
     encode: Mapping[str, RegistrySchema],
     frame: StructType,
     rows: StructType,
     on_bad: OnBad = DEAD_LETTER,
-) -> RegistryColumns:
+) -> ConvertedColumns:
     """Returns the function of `map_in_read` with its decoders and encoders.
 
     Raises:
@@ -189,7 +189,7 @@ def registry_columns(
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
     encodes = {name: each.encoding() for name, each in encode.items()}
-    return RegistryColumns(function, decode, encodes, own, on_bad)
+    return ConvertedColumns(function, decode, encodes, own, on_bad)
 
 
 def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> StructType:
