@@ -215,6 +215,54 @@ def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the
     flights.check_letters()
 
 
+@pytest.mark.parametrize("way", ["the frame", "a view", "a view, after a shuffle"])
+def test_foreach_batch_is_refused_before_it_writes_anything(flights: Flights, way: str) -> None:
+    """The function gets a frame of Spark, whose ``select`` drops the packets, and leaves rows of nulls."""
+    frame = flights.read()
+    if way != "the frame":
+        frame.createOrReplaceTempView("flights")
+        frame = flights.spark.table("flights")
+
+    def write(batch: DataFrame, _: int) -> None:
+        rows = batch.repartition(3) if way.endswith("shuffle") else batch
+        (
+            rows.selectExpr("key", "CAST(n AS STRING) AS value")
+            .write.format("kafka-eos")
+            .options(**{"kafka.bootstrap.servers": flights.broker, "topic": flights.target})
+            .mode("append")
+            .save()
+        )
+
+    with pytest.raises((PySparkException, InvalidOptionError), match="on_bad='dead-letter'"):
+        frame.writeStream.foreachBatch(write).option("checkpointLocation", flights.checkpoint).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+    assert flights.written() == []
+
+
+@pytest.mark.parametrize("way", ["the frame", "a view"])
+def test_foreach_batch_would_lose_the_state_of_an_operator_too(flights: Flights, way: str) -> None:
+    frame = flights.app.aggregate(flights.read(on_bad="null").groupBy("carrier"), n=f.count("*"), shards=2)
+    if way == "a view":
+        frame.createOrReplaceTempView("counted")
+        frame = flights.spark.table("counted")
+
+    def write(batch: DataFrame, _: int) -> None:
+        (
+            batch.selectExpr("carrier AS key", "CAST(n AS STRING) AS value")
+            .write.format("kafka-eos")
+            .options(**{"kafka.bootstrap.servers": flights.broker, "topic": flights.target})
+            .mode("append")
+            .save()
+        )
+
+    with pytest.raises((PySparkException, InvalidOptionError), match="operator"):
+        frame.writeStream.foreachBatch(write).option("checkpointLocation", flights.checkpoint).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+    assert flights.written() == []
+
+
 def test_letters_are_sent_again_and_read_with_the_correct_schema(flights: Flights) -> None:
     """The producer wrote texts for some time; then the query is corrected."""
     flights.start(flights.read(schema="n INT"), key="key")

@@ -123,11 +123,12 @@ def foreign_query(batch: Batch, token: Token) -> ForeignQueryError:
     """The transactional id belongs to another query."""
     return ForeignQueryError(
         f"application.id={batch.application_id!r} belongs to query {token.query_id} (last batch "
-        f"{token.batch_id}, run {token.run_id or 'unknown'}), but this is query {batch.query_id}. The query "
+        f"{token.batch_id}, run {token.run_id or 'unknown'}), but this query is {batch.query_id}. It "
         "uses another checkpoint, or its checkpoint was lost and replaced.",
         fix="if the other query still runs or will run again, give this query its own application.id. If "
-        "this query replaces it, start with an empty checkpoint, startingOffsets=group and "
-        ".option('onForeignQuery', 'adopt'); it then continues only if offsets prove that it starts where "
+        "this query replaces it, start with an empty checkpoint, startingOffsets=group (with App: "
+        "read(starting='group')) and the option 'onForeignQuery' of the sink set to 'adopt' (with App: "
+        "write(options={…})); it then continues only if offsets prove that it starts where "
         "the other one stopped.",
     )
 

@@ -120,6 +120,12 @@ def check_query(
         staging_of_stream(query.sink)  # raises if there is no checkpoint
     frame = FrameToWrite.of(query.sink, schema)
     _check_changes(query, frame)
+    if frame.columns.only_bad_records and query.sink.on_invalid_record == "fail":
+        query.warnings.append(
+            "the query reads with on_bad='dead-letter', but the option 'onInvalidRecord' of the sink has the "
+            "value 'fail': the first bad record stops the query. Set the option to 'dead-letter', and "
+            "'deadLetter.topic' to the topic for bad records; or to 'drop'."
+        )
     query.checkpoint.check_usable()
     _check_names(query)
     _check_checkpoint(query)

@@ -35,8 +35,9 @@ from kafka_eos_source.in_read.staged import is_staged_in_read, staged_frame
 from kafka_eos_source.in_read.step import packed_batches_of, schema_of_packed_rows, unpack
 from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.spark.packet_senders import READ, recorded_senders
 from kafka_eos_source.spark.schema import SinkColumns, check_frame
-from kafka_eos_source.spark.worker import task_begins
+from kafka_eos_source.spark.worker import running_task, task_begins
 from kafka_eos_source.stage.files import StagingFolder, location_of_batch_writes
 from kafka_eos_source.stage.rows import from_batches, from_rows
 
@@ -123,7 +124,9 @@ class FrameToWrite:
             schema = staged.rows
         columns, plan = sink_columns(options, packed or schema)
         if columns.changelog is not None and options.guarantee == "at_least_once":
-            raise _cannot_commit(columns, "processing.guarantee=at_least_once")
+            raise _cannot_commit(
+                "processing.guarantee=at_least_once", only_bad_records=columns.only_bad_records
+            )
         return cls(columns, plan, packed, staged is not None)
 
 
@@ -142,7 +145,7 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
         packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
     )
     if columns.changelog is not None:
-        raise _cannot_commit(columns, "a batch write (df.write, foreachBatch)")
+        raise _cannot_commit(_BATCH_WRITE, only_bad_records=columns.only_bad_records)
     at_least_once.check_target(options)
     if options.guarantee == "at_least_once":
         return _BatchWriter(_DirectSink(options, columns), packed)
@@ -235,7 +238,7 @@ class _BatchWriter(DataSourceArrowWriter):
     @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task_begins()
-        return self._sink.write_frame(_rows(iterator, self._packed))
+        return self._sink.write_frame(_rows(_without_packets(iterator), self._packed))
 
     @short_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -250,8 +253,33 @@ def _rows(batches: Iterable[pa.RecordBatch], packed: StructType | None) -> Itera
     return batches if packed is None else unpack(packed_batches_of(batches), packed)
 
 
-def _cannot_commit(columns: SinkColumns, what: str) -> InvalidSchemaError:
-    if columns.only_bad_records:
+def _without_packets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a task of a batch write, such as one in ``foreachBatch``.
+
+    Raises:
+        InvalidSchemaError: if an operator ran in the micro-batch, or a read sets bad records aside. The
+            function of ``foreachBatch`` gets a frame with Spark's own methods, which drop their packets.
+    """
+
+    def check() -> None:
+        task = running_task()
+        found = () if task is None else recorded_senders(task)
+        if found:
+            only_bad_records = all(each.startswith(READ) for each in found)
+            raise _cannot_commit(_BATCH_WRITE, only_bad_records=only_bad_records)
+
+    for number, each in enumerate(batches):
+        if not number:  # the read has begun
+            check()
+        yield each
+    check()
+
+
+_BATCH_WRITE = "a batch write (df.write, foreachBatch)"
+
+
+def _cannot_commit(what: str, *, only_bad_records: bool) -> InvalidSchemaError:
+    if only_bad_records:
         return InvalidSchemaError(
             f"the frame was read with on_bad='dead-letter', but {what} cannot commit bad records together "
             "with the batch.",
@@ -259,7 +287,7 @@ def _cannot_commit(columns: SinkColumns, what: str) -> InvalidSchemaError:
             "or read with on_bad='fail' or 'null'.",
         )
     return InvalidSchemaError(
-        f"the frame has the column {CHANGELOG!r} with the state changes of an operator, but {what} cannot "
+        f"the frame has the state changes of an operator, in the column {CHANGELOG!r}, but {what} cannot "
         "commit them together with the batch.",
         fix="write the frame with writeStream.format('kafka-eos') and processing.guarantee=exactly_once.",
     )

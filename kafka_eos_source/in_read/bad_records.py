@@ -45,6 +45,12 @@ FIX = (
     "what does not fit."
 )
 
+#: Likewise, where SQL runs on the columns of the source: the read decodes nothing, and has no ``on_bad``.
+FIX_OF_SQL = (
+    "correct the producer or the SQL text, or let it return null: TRY_CAST(… AS …), TRY(…). To set such "
+    "records aside, decode the values in the read: app.read(schema=…, on_bad='dead-letter')."
+)
+
 
 def check_on_bad(value: str, argument: str = "on_bad") -> OnBad:
     """Returns the value of the argument.
@@ -144,17 +150,21 @@ def bad_records(records: Records, errors: Mapping[int, str], error: str = UNDECO
     return pa.RecordBatch.from_arrays(columns, schema=BAD_RECORDS)
 
 
-def bad_record(bad: pa.RecordBatch, fix: str = FIX) -> InvalidRecordError:
-    """Returns the error for the first of some bad records, with the schema `BAD_RECORDS`."""
+def bad_record(bad: pa.RecordBatch, fix: str = FIX, *, has_value: bool = True) -> InvalidRecordError:
+    """Returns the error for the first of some bad records, with the schema `BAD_RECORDS`.
+
+    Args:
+        bad: the records.
+        fix: what to do.
+        has_value: whether their values were read.
+    """
     row = {name: bad.column(name)[0].as_py() for name in (*PLACE, "message", "value")}
     more = f" ({bad.num_rows - 1} more like it in this batch)" if bad.num_rows > 1 else ""
     place = "a record"
     if row["topic"] is not None:
         place = "the record of " + place_of(row)
-    return InvalidRecordError(
-        f"{place} cannot be decoded{more}: {row['message']}. The value is {_beginning(row['value'])}.",
-        fix=fix,
-    )
+    value = f" The value is {_beginning(row['value'])}." if has_value else ""
+    return InvalidRecordError(f"{place} cannot be decoded{more}: {row['message']}.{value}", fix=fix)
 
 
 def place_of(row: Mapping[str, object]) -> str:

@@ -26,6 +26,8 @@ from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import (
     DEAD_LETTER,
     FAIL,
+    FIX,
+    FIX_OF_SQL,
     PLACE,
     OnBad,
     Records,
@@ -42,6 +44,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.packet_senders import record_sender, sender_of_read
 from kafka_eos_source.spark.pickled import from_bytes, to_bytes
+from kafka_eos_source.spark.schema import VALUE
 from kafka_eos_source.spark.worker import running_task
 
 #: An engine pays for each call. So small batches of the source become one of about this size.
@@ -306,7 +309,9 @@ class RowsInRead(StepInRead):
             reasons = {row: f"{text} (the read {self.does})" for row, text in errors.items()}
             bad = bad_records(given.records, reasons)
             if set_aside is None:
-                raise bad_record(bad)
+                has_value = VALUE in given.records.batches[0].schema.names
+                is_decoded = self.columns.before is not None or hasattr(from_bytes(self.transform), "slices")
+                raise bad_record(bad, FIX if is_decoded else FIX_OF_SQL, has_value=has_value)
             set_aside(bad)
             return
         row = min(errors)

@@ -214,6 +214,7 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
     )
     with closing(Engine(found)) as final:
         final.try_without_rows(text)
+        final.check_constants(query, text)
     if on_tables is not None:
         with closing(Engine(draft, as_written=True)) as trial:
             trial.try_tables(on_tables, text)

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,10 @@ _SETTINGS = (
 
 #: Operators that keep the order of the rows.
 IN_ORDER = frozenset({"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "EMPTY_RESULT"})
+
+
+#: The cast of a constant in a plan, and the constant.
+_CAST_OF_CONSTANT = re.compile(r"(?<!\w)(CAST\(('(?:[^']|'')*') AS [A-Z][A-Z0-9_ (),]*?\))")
 
 
 def require_engine() -> None:
@@ -367,15 +372,42 @@ class Engine:
             ) from error
         return list(found.columns), list(found.types)
 
-    def operators(self, query: str) -> set[str]:
-        """Returns the names of the operators in the plan of a query."""
+    def _plan(self, query: str) -> Iterator[Mapping[str, Any]]:
+        """Yields the operators in the plan of a query."""
         pending = list(parse_json(self._values(f"EXPLAIN (FORMAT json) {query}")[0][1]))
-        found = set()
         while pending:
             each = pending.pop()
-            found.add(str(each["name"]).strip())
+            yield each
             pending += each.get("children", ())
-        return found
+
+    def operators(self, query: str) -> set[str]:
+        """Returns the names of the operators in the plan of a query."""
+        return {str(each["name"]).strip() for each in self._plan(query)}
+
+    def check_constants(self, query: str, text: SqlText) -> None:
+        """Checks the constants that conditions compare with columns of another type.
+
+        The engine leaves the cast of a constant in the plan only if it fails; it would fail for each record.
+
+        Args:
+            query: the text, or what the engine runs in its place.
+            text: the text, for the error.
+
+        Raises:
+            InvalidSqlError: if a constant does not fit.
+        """
+        import duckdb
+
+        for operator in self._plan(query):
+            shown = "\n".join(_texts(operator.get("extra_info")))
+            for cast, constant in () if "TRY(" in shown else _CAST_OF_CONSTANT.findall(shown):
+                try:
+                    self._values(f"SELECT {cast}")
+                except duckdb.Error as error:
+                    raise text.error(
+                        f"the constant {constant} does not fit, whatever the records: {_message(error)}",
+                        "correct the constant, or cast the column that it is compared with to VARCHAR.",
+                    ) from error
 
     def try_without_rows(self, text: SqlText) -> None:
         """Tries the text on an empty batch, as a task will run it.
@@ -627,17 +659,50 @@ def _details(error: Exception) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+#: Functions of Spark that the engine lacks, or has for other arguments, and what to write.
+OF_SPARK: Mapping[str, str] = {
+    "date_format": "strftime(t, '%Y-%m-%d')",
+    "explode": "unnest(items) AS item",
+    "filter": "list_filter(items, lambda x: x > 1)",
+    "from_unixtime": "to_timestamp(seconds)",
+    "get_json_object": "doc ->> '$.a'",
+    "isnotnull": "a IS NOT NULL",
+    "isnull": "a IS NULL",
+    "locate": "instr(s, 'part')",
+    "named_struct": "{'a': a, 'b': b}",
+    "nvl": "ifnull(a, b)",
+    "nvl2": "CASE WHEN a IS NOT NULL THEN a ELSE b END",
+    "sha2": "sha256(s)",
+    "size": "len(items)",
+    "struct": "{'a': a, 'b': b}",
+    "substring_index": "split_part(s, ',', 1)",
+    "timestamp_micros": "make_timestamp(n)",
+    "timestamp_millis": "make_timestamp_ms(n)",
+    "timestamp_seconds": "to_timestamp(seconds)",
+    "to_date": "CAST(strptime(s, '%d.%m.%Y') AS DATE)",
+    "to_timestamp": "strptime(s, '%d.%m.%Y')",
+    "transform": "list_transform(items, lambda x: x + 1)",
+    "unix_timestamp": "epoch(t)",
+}
+
+
 def _nearest(details: Mapping[str, Any], columns: set[str]) -> str:
     """Returns what to do about a name that the engine does not know."""
     wanted = str(details.get("name", "")).lower()
     hint = ""
+    if details.get("error_subtype") in ("MISSING_ENTRY", "NO_MATCHING_FUNCTION") and wanted in OF_SPARK:
+        return f"the dialect is DuckDB's, which has for it: {OF_SPARK[wanted]}."
     if details.get("error_subtype") == "MISSING_ENTRY":
         hint = str(details.get("candidates", "")).split(",", 1)[0].strip()
     if details.get("error_subtype") == "COLUMN_NOT_FOUND":
         names = {each.lower(): each for each in columns}
         near = difflib.get_close_matches(wanted, names, n=1)
         hint = names[near[0]] if near else ""
-        return f"did you mean {hint!r}?" if hint else f"the columns are {short(', '.join(sorted(columns)))}."
+        return (
+            f"did you mean {hint!r}?"
+            if hint
+            else (f"the columns are {short(', '.join(sorted(columns)))}; a text stands in single quotes.")
+        )
     return f"did you mean {hint!r}?" if hint else "correct the text, or add a CAST."
 
 
@@ -655,6 +720,17 @@ def _first_line(text: str) -> str:
 def short(text: str) -> str:
     """Returns a text with a limited length, for an error."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _texts(found: object) -> Iterator[str]:
+    """Yields the texts in what the engine says of an operator."""
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from _texts(each)
+    elif isinstance(found, str):
+        yield found
 
 
 def _quoted(name: str, quote: str = '"') -> str:

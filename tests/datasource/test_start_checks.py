@@ -42,6 +42,7 @@ from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.protocol.token import ShardProgress, Token
 from kafka_eos_source.sinks.targets import location
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 from tests.support.simulated_kafka import Fault, SimulatedKafka
 
 FRAME = StructType([StructField("key", BinaryType()), StructField("value", StringType())])
@@ -452,6 +453,18 @@ def test_a_sink_that_is_down_stops_a_new_query_and_is_a_warning_for_one_that_has
 
 
 # -- what may pass
+
+
+def test_bad_records_that_would_stop_the_query_are_a_warning(job: Job) -> None:
+    bad = StructField(CHANGELOG, BinaryType(), metadata={ONLY_BAD_RECORDS: True})
+    job.schema = StructType([*FRAME.fields, bad])
+    (warning,) = job.check()
+    assert "'onInvalidRecord' of the sink has the value 'fail'" in warning
+    job.sink["onInvalidRecord"] = "drop"
+    assert job.check() == []
+    job.sink["onInvalidRecord"] = "fail"
+    job.with_state("totals")
+    assert job.check() == []
 
 
 def test_a_pattern_that_matches_nothing_is_a_warning(job: Job) -> None:

@@ -178,3 +178,14 @@ def test_a_bad_row_of_joined_batches_is_traced_to_its_record() -> None:
         ([11], ["no digits (the read digits)"]),
         ([21], ["unlucky (the read SQL)"]),
     ]
+
+
+def test_a_bad_record_of_sql_on_columns_of_the_source_has_advice_that_applies() -> None:
+    columns = ReadColumns((ReadColumn("k", "key"), ReadColumn("n", "offset")))
+    step = RowsInRead.of(Odd(), columns, "SQL")
+    batch = source(b"1", start=13).select([*step.of_source])
+    said = r"offset 13 cannot be decoded: unlucky \(the read SQL\)\. Fix"
+    with pytest.raises(InvalidRecordError, match=said) as found:
+        list(step([batch]))
+    assert "TRY_CAST" in (found.value.fix or "")
+    assert "on_bad='null'" not in (found.value.fix or "")

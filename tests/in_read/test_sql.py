@@ -34,6 +34,7 @@ from kafka_eos_source.in_read.sql import (
     SqlTransform,
     compile_sql,
 )
+from kafka_eos_source.in_read.sql_engine import OF_SPARK
 from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES
 from kafka_eos_source.spark.arrow import arrow_schema
 
@@ -293,6 +294,68 @@ def test_what_a_text_does_not_compute_of_a_static_table_is_no_error(text: str) -
     found, errors = compile_sql(text, ROWS, tables={"r": BROKEN})(rows_of([1, 11]))
     assert not errors
     assert found.num_rows
+
+
+@pytest.mark.parametrize("name", sorted(OF_SPARK))
+def test_a_function_of_spark_names_what_to_write(name: str) -> None:
+    rows = (
+        spark.StructType()
+        .add("a", spark.IntegerType())
+        .add("b", spark.IntegerType())
+        .add("n", spark.LongType())
+        .add("seconds", spark.DoubleType())
+        .add("s", spark.StringType())
+        .add("doc", spark.StringType())
+        .add("t", spark.TimestampType())
+        .add("items", spark.ArrayType(spark.IntegerType()))
+    )
+    with pytest.raises(InvalidSqlError) as refused:
+        compile_sql(f"SELECT {name}(s, s, s, s) AS x FROM batch", rows)
+    assert OF_SPARK[name] in refused.value.fix
+    written = OF_SPARK[name].removesuffix(" AS item")
+    compile_sql(f"SELECT {written} AS x FROM batch", rows)
+
+
+def test_a_text_in_double_quotes_is_a_column() -> None:
+    with pytest.raises(InvalidSqlError) as refused:
+        compile_sql('SELECT id FROM batch WHERE code = "books"', ROWS)
+    assert "single quotes" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("where", "constant"),
+    [
+        ("id > 'fifty'", "'fifty'"),
+        ("id BETWEEN '1' AND 'it''s'", "'it''s'"),
+        ("seen > '2024-13-01'", "'2024-13-01'"),
+        ("place.x IN ('1', 'y')", "'y'"),
+        ("id > CAST('1,5' AS DECIMAL(10, 2))", "'1,5'"),
+        ("id = 1 OR id > 'x' AND code = 'y'", "'x'"),
+    ],
+)
+def test_a_constant_that_fits_no_record_is_an_error_of_the_text(where: str, constant: str) -> None:
+    """It would make each record bad."""
+    with pytest.raises(InvalidSqlError, match="whatever the records") as refused:
+        compile_sql(f"SELECT id FROM batch WHERE {where}", ROWS)
+    assert f"the constant {constant} does not fit" in str(refused.value)
+    with pytest.raises(InvalidSqlError, match="whatever the records"):
+        compile_sql(f"SELECT id FROM batch JOIN rates USING (code) WHERE {where}", ROWS, tables=TABLES)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "id < '50'",
+        "code <> 'CAST(''x'' AS INTEGER)'",
+        "TRY_CAST('x' AS INTEGER) IS NULL",
+        "TRY(id > 'x') IS NULL",
+        "seen > '2020-01-01'",
+        "CAST(code AS INTEGER) = 7",
+    ],
+)
+def test_a_constant_that_fits_is_no_error(where: str) -> None:
+    found, _ = compile_sql(f"SELECT id FROM batch WHERE {where}", ROWS)(rows_of([3]))
+    assert found.to_pylist() == [{"id": 3}]
 
 
 def test_a_static_value_that_fails_only_for_the_records_that_join_it_fails_these() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 
 import pyarrow as pa
@@ -193,7 +194,10 @@ class _Parser:
             return self._fields(end=">")
         if name == "INTERVAL":
             return self._interval()
-        raise self._error(f"{name!r} is not a type that state can hold")
+        known = [*_DDL_TYPES, *_DECIMALS, "VARCHAR", "ARRAY", "MAP", "STRUCT", "INTERVAL"]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+        raise self._error(f"{name!r} is not a type; {hint}")
 
     def _interval(self) -> t.DataType:
         start = self._unit()

@@ -61,7 +61,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("schema", "message"),
         [
-            ("n LONK", "not a type that state can hold"),
+            ("n LONK", "is not a type; did you mean LONG"),
             (t.StructType().add("n", t.VariantType()), "cannot hold"),
             (t.LongType(), "expected a StructType"),
         ],
