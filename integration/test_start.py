@@ -28,7 +28,7 @@ builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.shu
 spark = builder.config(map={**local_checkpoints(), **recommended_settings()}).getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 jvm = spark.sparkContext._gateway.jvm.java.lang.ProcessHandle.current().pid()
-options = open(f"/proc/{jvm}/cmdline").read().split("\0")
+options = open(f"/proc/{jvm}/cmdline").read().split("\\0")
 assert "-XX:CompileThresholdScaling=5" in options, options
 mapped = {line.split()[-1] for line in open(f"/proc/{jvm}/maps")}
 print(json.dumps(sorted(path for path in mapped if path.endswith(".jsa"))))

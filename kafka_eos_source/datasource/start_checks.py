@@ -118,7 +118,6 @@ def check_query(
     )
     if query.is_exactly_once:
         staging_of_stream(query.sink)  # raises if there is no checkpoint
-    _check_loops(query)
     frame = FrameToWrite.of(query.sink, schema)
     _check_changes(query, frame)
     if frame.columns.only_bad_records and query.sink.on_invalid_record == "fail":
@@ -470,29 +469,6 @@ def _check_brokers(query: _Query) -> _Answers:
     _check_same_cluster(query, answers)
     _check_loops(query, answers)
     return answers
-
-
-def _check_loops(query: _Query) -> None:
-    """Checks that the query does not read what it writes.
-
-    Raises:
-        InvalidOptionError: if it reads its own dead-letter topic: each letter would make another one.
-    """
-    sink = query.sink
-    for source in query.sources:
-        if source.kafka.get("bootstrap.servers") != sink.kafka.get("bootstrap.servers"):
-            continue  # a topic of another cluster may have the same name
-        if sink.dead_letter_topic is not None and source.subscription.has_topic(sink.dead_letter_topic):
-            raise InvalidOptionError(
-                f"option 'deadLetter.topic' has the value {sink.dead_letter_topic!r}, which the query reads: "
-                "each dead letter would be read again, and make another one.",
-                fix="set another topic.",
-            )
-        if sink.topic is not None and source.subscription.has_topic(sink.topic):
-            query.warnings.append(
-                f"the query reads topic {sink.topic!r}, to which it writes: it will read each record that it "
-                "writes. Unless it drops these, the topic grows without end."
-            )
 
 
 def _named_topics(source: ReadOptions) -> list[str]:

@@ -185,20 +185,6 @@ def test_a_wrong_address(job: Job, part: str, address: str) -> None:
     assert "was refused" in text or "does not resolve" in text
 
 
-@pytest.mark.parametrize("subscription", [{"subscribe": "orders"}, {"assign": '{"orders": [0]}'}])
-def test_a_query_that_reads_its_own_dead_letters(job: Job, subscription: dict[str, str]) -> None:
-    job.sink |= {"onInvalidRecord": "dead-letter", "deadLetter.topic": "orders"}
-    del job.source["subscribe"]
-    job.source |= subscription
-    with pytest.raises(InvalidOptionError, match=r"'deadLetter.topic' .* which the query reads"):
-        job.check()
-
-
-def test_a_query_that_reads_what_it_writes_has_a_warning(job: Job) -> None:
-    job.sink["topic"] = "orders"
-    assert [each for each in job.check() if "to which it writes" in each]
-
-
 def test_a_missing_topic_of_the_source(job: Job) -> None:
     job.source["subscribe"] = "ordrs"
     text = refused(job, UnavailableError)
