@@ -364,10 +364,15 @@ def _next_format() -> None:
 
 def _no_packets_before() -> None:
     """Drops the state changes of the stateful step before this one, so that its state never commits."""
+    from kafka_eos_source.protocol.packing import WaitingPackets
     from kafka_eos_source.state.operator.task import Operator
 
     packets = Operator._packets
-    Operator._packets = lambda self, _before, report, changes: packets(self, (), report, changes)  # type: ignore[method-assign]
+
+    def only_own(self: Operator, _before: WaitingPackets, report: Any, changes: Any) -> Any:
+        return packets(self, WaitingPackets(), report, changes)
+
+    Operator._packets = only_own  # type: ignore[method-assign]
 
 
 def _wrong_removal() -> None:
