@@ -78,7 +78,8 @@ class Obstacle:
     """The step of a query that the tasks which read cannot run.
 
     Attributes:
-        what: the step, as the user wrote it: ``where()``, ``the expression upper(x)``.
+        what: the step, as the user wrote it: ``where()``, ``the expression upper(x)``. Of several, it is the
+            first after the source.
         fix: what to do so that they can; empty if there is nothing.
     """
 
@@ -206,7 +207,11 @@ def _of_jvm(plan: Any) -> _Source | _Projection | Obstacle:
     if kind == "StreamingRelationV2":
         return _source_of_jvm(plan)
     if kind != "Project":
-        return _of_step(kind)
+        # what keeps the query from the read is the first such step after the source
+        children = list(elements(plan.children()))
+        first = _of_jvm(children[0]) if len(children) == 1 else _of_step(kind)
+        found = first if isinstance(first, Obstacle) else _resolved(first, first.names)
+        return found if isinstance(found, Obstacle) else _of_step(kind)
     below = _of_jvm(plan.child())
     if isinstance(below, Obstacle):
         return below
