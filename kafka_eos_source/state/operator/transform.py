@@ -33,7 +33,7 @@ from kafka_eos_source.state.vector.deduplicate import DeduplicateProcessor
 from kafka_eos_source.state.vector.function import Function, FunctionProcessor
 from kafka_eos_source.state.vector.in_read import AggregateInRead, used_columns
 from kafka_eos_source.state.vector.processor import AggregateProcessor
-from kafka_eos_source.state.vector.windows import milliseconds
+from kafka_eos_source.state.vector.windows import milliseconds, no_time_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData
@@ -201,6 +201,8 @@ def aggregate(
     frame, keys = grouping(rows, key)
     senders = with_store(frame, store)
     _refuse_watermark(frame, "window=tumbling(…, on={on}, grace={grace})")
+    if window is not None and window.on not in frame.columns:
+        raise no_time_column(window.on, _data_columns(frame).names)
     frame, read = read_aggregates(frame, aggregates)
     # Drop the other columns, because Spark would convert them to rows and back.
     used = used_columns(keys, read, window, removed)

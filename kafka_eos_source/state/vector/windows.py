@@ -12,8 +12,9 @@ Event times have millisecond precision, as Kafka timestamps do. Windows are alig
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,6 +206,15 @@ def milliseconds(name: str, duration: Duration, *, at_least: int = 0) -> int:
     return span_ms
 
 
+def no_time_column(name: str, columns: Sequence[str]) -> InvalidSchemaError:
+    """Returns the error for an event-time column that the rows do not have."""
+    near = difflib.get_close_matches(name, columns, n=1)
+    return InvalidSchemaError(
+        f"the event-time column {name!r} is not among the columns of the rows.",
+        fix=f"use {near[0]!r}." if near else f"use one of the columns {', '.join(columns)}.",
+    )
+
+
 def check_time_column(schema: pa.Schema, name: str) -> pa.DataType:
     """Returns the type of the event-time column.
 
@@ -212,10 +222,7 @@ def check_time_column(schema: pa.Schema, name: str) -> pa.DataType:
         InvalidSchemaError: if the column is missing, or is neither timestamp nor int64.
     """
     if name not in schema.names:
-        raise InvalidSchemaError(
-            f"the event-time column {name!r} is not among the columns of the rows.",
-            fix=f"use one of the columns {', '.join(schema.names)}.",
-        )
+        raise no_time_column(name, schema.names)
     type_ = schema.field(name).type
     if not (pa.types.is_timestamp(type_) or pa.types.is_int64(type_)):
         raise InvalidSchemaError(

@@ -20,6 +20,7 @@ from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import BatchContext
 from kafka_eos_source.state.vector.aggregation import accumulator
 from kafka_eos_source.state.vector.processor import AggregateProcessor
+from kafka_eos_source.state.vector.windows import no_time_column
 from tests.state.store.model_state import ModelState
 from tests.state.vector.vector_model import (
     AGGREGATES,
@@ -252,6 +253,8 @@ def test_an_aggregate_of_an_unsupported_type_is_refused_at_once() -> None:
     refused("two columns named 'k'", of={"k": agg.count()})
     refused("event-time column 'y' is not among", window=tumbling("1s", on="y"))
     refused("event-time column 's' has type string", window=tumbling("1s", on="s"))
+    assert no_time_column("tss", ["category", "ts"]).fix == "use 'ts'."
+    assert no_time_column("when", ["id", "x"]).fix == "use one of the columns id, x."
     with pytest.raises(InvalidSchemaError, match="same names as those of partial rows"):
         AggregateProcessor(
             pa.schema([("k", pa.int64()), ("n__count", pa.int64())]), ["k"], {"n": agg.count()}
