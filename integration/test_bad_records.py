@@ -131,7 +131,6 @@ def test_through_sql_in_the_read_and_staged_there(
     flights.check_letters({**BAD, 77: document(77)})
 
 
-@pytest.mark.core
 def test_through_steps_of_spark_and_to_a_sink_outside_kafka(flights: Flights, tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
     frame = (
@@ -158,6 +157,7 @@ def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"value": pc.multiply(batch["n"], 2).cast(pa.string())})
 
 
+@pytest.mark.core
 def test_through_map_in_read_after_a_step_of_spark(flights: Flights) -> None:
     flights.write(map_in_read(flights.read().where("n > 5"), doubled, "value STRING"))
     assert sorted(row for _, row in flights.written()) == [2 * n for n in GOOD if n > 5]
