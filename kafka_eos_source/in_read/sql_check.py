@@ -155,15 +155,13 @@ def selected(tree: Node, name: str, columns: Collection[str], names: Collection[
     if str(table["table_name"]).lower() != name.lower():
         return {}
     of_input = {each.lower(): each for each in columns}
+    # With an alias, the name of the input is free, and may be that of a struct.
+    qualified = str(table["alias"] or name).lower()
     found: dict[str, str] = {}
     for each in tree["select_list"]:
         if each["class"] == "COLUMN_REF":
-            column = str(each["column_names"][-1]).lower()
-            is_column = len(each["column_names"]) == 1 or str(each["column_names"][0]).lower() in (
-                name.lower(),
-                str(table["alias"]).lower(),
-            )
-            if is_column and column in of_input:
+            *qualifier, column = (str(part).lower() for part in each["column_names"])
+            if qualifier in ([], [qualified]) and column in of_input:
                 found[str(each["alias"] or column).lower()] = of_input[column]
         elif each["class"] == "STAR" and not any(each[part] for part in _CHANGES_OF_STAR):
             left = {str(column).lower() for column in each["exclude_list"]}

@@ -136,6 +136,7 @@ def test_names_and_types_are_known_before_the_first_batch() -> None:
         ("SELECT * RENAME (id AS code, code AS id) FROM batch", {}),
         ("SELECT ID AS n, batch.code, upper(code) AS key FROM batch", {"n": "id", "code": "code"}),
         ("SELECT upper(code) AS id, id AS code FROM batch", {"code": "id"}),
+        ("SELECT place.id FROM batch AS place", {"id": "id"}),
         ("SELECT code.id FROM (SELECT {'id': 1} AS code FROM batch)", {}),
         ("WITH batch2 AS (SELECT code AS id FROM batch) SELECT id FROM batch2", {}),
         ("SELECT id FROM batch UNION ALL SELECT id + 1 FROM batch", {}),
@@ -146,6 +147,14 @@ def test_columns_that_are_only_selected_are_known(text: str, copies: dict[str, s
     """An operator finds the record's key by them, and then needs no shuffle."""
     found = compile_sql(text, ROWS, tables={"rates": RATES}).copies
     assert {name: each for name, each in found.items() if each in ("id", "code")} == copies
+
+
+def test_a_field_of_a_struct_with_the_name_of_the_input_is_no_column_of_it() -> None:
+    rows = spark.StructType().add("id", spark.IntegerType())
+    rows = rows.add("batch", spark.StructType().add("id", spark.IntegerType()))
+    assert compile_sql("SELECT batch.id FROM batch AS b", rows).copies == {}
+    assert compile_sql("SELECT b.batch.id FROM batch AS b", rows).copies == {}
+    assert compile_sql("SELECT b.id FROM batch AS b", rows).copies == {"id": "id"}
 
 
 def test_one_row_gives_any_number_of_rows() -> None:
