@@ -171,10 +171,12 @@ def integer(at_least: int, at_most: int = _LONG_MAX) -> Parse[int]:
     expected = f"{at_least} or more" if at_most == _LONG_MAX else f"from {at_least} to {at_most}"
 
     def parse(name: str, value: str) -> int:
-        # int() raises a ValueError for thousands of digits, so the pattern limits their number
-        if not re.fullmatch(r"[+-]?[0-9]{1,30}", value.strip()) or not at_least <= int(value) <= at_most:
+        # int() raises a ValueError for thousands of digits, so the pattern limits their number; it raises one
+        # also for the separators U+001C to U+001F, which strip() takes away
+        digits = value.strip()
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", digits) or not at_least <= int(digits) <= at_most:
             raise invalid(name, value, f"an integer, {expected}")
-        return int(value)
+        return int(digits)
 
     return parse
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidOptionError
@@ -467,6 +467,7 @@ _WORDS = [option.name for option in OPTIONS] + ["kafka.acks", "kafka.linger.ms",
     st.dictionaries(st.sampled_from(_WORDS) | st.text(), st.text() | st.sampled_from(_TRICKY), max_size=4),
     st.booleans(),
 )
+@example({"startingTimestamp": "0\x1f"}, False)
 @settings(deadline=None)
 def test_arbitrary_options_are_parsed_or_raise_invalid_option_error(
     options: dict[str, str], streaming: bool
