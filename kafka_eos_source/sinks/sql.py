@@ -18,14 +18,20 @@ import functools
 import itertools
 import logging
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
-from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError, SinkUnavailableError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidSchemaError,
+    SinkFailedError,
+    SinkRetryableError,
+    SinkUnavailableError,
+)
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.secrets import shown_url
@@ -35,21 +41,23 @@ from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
+    Refused,
     Retryable,
+    RowRefusal,
     SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.division import DivisionLimitError
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption, columns
 from kafka_eos_source.sinks.sql_database import (
-    FIX,
     autocommit,
     create_table,
     create_table_for,
     define_table,
-    dry_run,
     has_database_file,
     has_schema,
     load_table_for,
@@ -58,8 +66,10 @@ from kafka_eos_source.sinks.sql_database import (
     parsed_url,
     refuse_without_right,
     sqlalchemy,
-    write_rows,
 )
+from kafka_eos_source.sinks.sql_errors import FIX_ROWS, Kind, RowRefusedError, driver_text, meaning_of
+from kafka_eos_source.sinks.sql_rows import divide, dry_run, write_rows
+from kafka_eos_source.sinks.sql_rules import table_rules
 from kafka_eos_source.sinks.sql_transactions import (
     PreparedTransactions,
     add_to_ledger,
@@ -81,31 +91,23 @@ def errors_as_outcomes(call: F) -> F:
     """Turns errors of the database into `Retryable` if a retry can help, else into `Fatal`."""
 
     @functools.wraps(call)
-    def wrapped(self: TwoPhaseSink, *args: Any) -> Outcome:
-        errors = sqlalchemy().exc
+    def wrapped(self: SqlSink, *args: Any) -> Outcome:
         try:
             return call(self, *args)
-        except (
-            errors.OperationalError,
-            errors.InterfaceError,
-            errors.InternalError,
-            errors.TimeoutError,
-        ) as e:
-            return Retryable(driver_text(e))
-        except errors.DBAPIError as e:
-            return Retryable(driver_text(e)) if e.connection_invalidated else Fatal(driver_text(e), FIX)
+        except Exception as error:
+            if not self.is_of_database(error):
+                raise
+            return meaning_of(error, self.dialect).outcome(self.table)
 
     return cast(F, wrapped)
 
 
-def driver_text(error: Exception) -> str:
-    """Returns the error text of the database's driver.
+class _RowsRefusedError(Exception):
+    """Rolls a transaction back in which rows were refused."""
 
-    SQLAlchemy's own text is not used, because it includes the statement and its rows.
-    """
-    original = getattr(error, "orig", None) or error
-    message = re.sub(r"\s+", " ", str(original)).strip()
-    return f"{type(original).__name__}: {message}"
+    def __init__(self, rows: Mapping[int, RowRefusal]) -> None:
+        super().__init__()
+        self.rows = rows
 
 
 # -- the sink ------------------------------------------------------------------------------------
@@ -219,6 +221,7 @@ class SqlSink(TwoPhaseSink):
         self._unsupported_reason = ""
         self._table: Any = None
         self._ledger: Any = None
+        self._is_complete = False
 
     def close(self) -> None:
         if self._engine is not None:
@@ -235,6 +238,32 @@ class SqlSink(TwoPhaseSink):
             place = f"{address(kind, str(host) if host else None, url.port)}/{url.database or ''}"
         table = f"{self.schema}.{self.table}" if self.schema else self.table
         return f"the table {table} of {kind.replace('mariadb', 'mysql')}://{place}"
+
+    @property
+    def dialect(self) -> Any:
+        """SQLAlchemy dialect of the database; None before the first connection."""
+        return None if self._engine is None else self._engine.dialect
+
+    def is_of_database(self, error: Exception) -> bool:
+        """Returns whether SQLAlchemy, the driver or the writing of rows raised an error."""
+        if isinstance(error, (sqlalchemy().exc.SQLAlchemyError, RowRefusedError, OverflowError)):
+            return True
+        dialect = self.dialect
+        return dialect is not None and isinstance(error, dialect.loaded_dbapi.Error)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raises errors of the database as errors that name the table and say what to do."""
+        try:
+            yield
+        except Exception as error:
+            if not self.is_of_database(error):
+                raise
+            outcome = meaning_of(error, self.dialect).outcome(self.table)
+            if isinstance(outcome, Fatal):
+                raise SinkFailedError(outcome.why, fix=outcome.fix) from error
+            assert isinstance(outcome, Retryable)
+            raise SinkRetryableError(outcome.why) from error
 
     def risks(self) -> Sequence[str]:
         if self._prepares_transactions:
@@ -304,8 +333,30 @@ class SqlSink(TwoPhaseSink):
             )
 
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
-        self._connect()
-        self._table_for(schema)
+        with self._errors():
+            self._connect()
+            self._table_for(schema)
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        """Loads the table anew, and returns what its columns cannot hold.
+
+        Raises:
+            SinkRetryableError: if the database cannot be reached.
+            InvalidSchemaError: if the table no longer fits the rows.
+        """
+        with self._errors():
+            self._connect()
+            self._table = None
+            table = self._table_for(schema)
+            with autocommit(self._engine) as connection:
+                found = table_rules(connection, table, schema, self.keys)
+        self._is_complete = found.is_complete
+        return found.rules
+
+    @property
+    def refuses_rows(self) -> bool:
+        """False if the rules of the table's columns cover everything that the database may refuse."""
+        return not self._is_complete
 
     @errors_as_outcomes
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
@@ -321,9 +372,42 @@ class SqlSink(TwoPhaseSink):
             if self._prepares_transactions and gid in self._listed(connection):
                 return Ok(_IN_DATABASE)
 
+        try:
+            return self._prepare_rows(gid, txn, staged, table, deadline, divided=False)
+        except Exception as error:
+            if not self.is_of_database(error) or meaning_of(error, self.dialect).kind is not Kind.ROW:
+                raise
+        try:
+            return self._prepare_rows(gid, txn, staged, table, deadline, divided=True)
+        except _RowsRefusedError as refused:
+            return Refused(refused.rows)
+        except DivisionLimitError as limit:
+            return _too_many(self.table, limit.refused, deadline)
+
+    def _prepare_rows(
+        self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline, *, divided: bool
+    ) -> Outcome:
+        """Prepares the batch in one database transaction.
+
+        Args:
+            divided: whether to write the rows range by range, and look for those that the database refuses.
+
+        Raises:
+            _RowsRefusedError: if the database refuses rows; nothing is prepared.
+            Exception: of SQLAlchemy or of the driver.
+        """
+
         def work(connection: Any) -> None:
-            add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
-            write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
+            try:
+                add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
+            except sqlalchemy().exc.IntegrityError as error:
+                raise SinkRetryableError(f"another process prepares {gid}") from error
+            if divided:
+                refused = divide(connection, table, staged.batches(), self.keys, self.batch_rows, deadline)
+                if refused:
+                    raise _RowsRefusedError(refused)
+            else:
+                write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None or not self._prepares_transactions:
@@ -369,6 +453,10 @@ class SqlSink(TwoPhaseSink):
         return OK
 
     def recover(self, deadline: Deadline) -> Sequence[SinkTxn]:
+        with self._errors():
+            return self._recover()
+
+    def _recover(self) -> Sequence[SinkTxn]:
         self._connect()
         found: set[str] = set()
         with autocommit(self._engine) as connection:
@@ -386,7 +474,7 @@ class SqlSink(TwoPhaseSink):
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         if batch_id % _PRUNE_EVERY_BATCHES == 0:
             self._connect()
-            with self._engine.begin() as connection:
+            with self._errors(), self._engine.begin() as connection:
                 prune_ledger(
                     connection,
                     self._ledger,
@@ -529,6 +617,20 @@ class SqlSink(TwoPhaseSink):
                 create_table_for(self._engine, self.table, self.schema, schema, self.keys)
             self._table = load_table_for(self._engine, self.table, self.schema, schema, self.keys)
         return self._table
+
+
+def _too_many(table: str, refused: Mapping[int, RowRefusal], deadline: Deadline) -> Fatal:
+    """Returns the outcome of a search for refused rows that took too long."""
+    shown = "; ".join(
+        f"row {number}: {why.column and f'column {why.column!r} '}{why.why}"
+        for number, why in itertools.islice(refused.items(), 3)
+    )
+    return Fatal(
+        f"the database refuses rows of the batch for the table {table!r}, and to find all of them takes "
+        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {len(refused)} were found until "
+        f"then{': ' if shown else ''}{shown}",
+        f"increase commitTimeoutMs, or {FIX_ROWS}",
+    )
 
 
 def _read_note(note: Mapping[str, Any]) -> tuple[int, str]:

@@ -1,30 +1,28 @@
-"""The table that receives the rows: connections, types, creation and checks, and how rows are written."""
+"""The table that receives the rows: connections, types, creation and checks."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import io
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
-    SinkFailedError,
 )
-from kafka_eos_source.sinks.formats import texts
 from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.targets import not_writable
 
+#: Keys of `Table.info`: whether nested values are sent as the text of a JSON document; whether rows must not
+#: be sent by COPY.
+JSON_AS_TEXT, TAKES_NO_COPY = "json_as_text", "takes_no_copy"
 #: Length of text columns in a primary key, because some databases cannot index text of unlimited length.
 _KEY_CHARACTERS = 255
 
@@ -115,6 +113,13 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
         )
     for field in schema:
         _check_type(field, table)
+    generated = [name for name in schema.names if table.columns[name].computed is not None]
+    if generated:
+        raise InvalidSchemaError(
+            f"the table {table.fullname!r} computes the column {', '.join(map(repr, generated))} itself, and "
+            "accepts no values for it.",
+            fix="exclude the column with sink.<name>.columns.",
+        )
     left_out = [
         column.name
         for column in table.columns
@@ -131,19 +136,26 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
 
 
 def _check_type(field: pa.Field, table: Any) -> None:
-    if pa.types.is_nested(field.type) and isinstance(table.columns[field.name].type, sqlalchemy().JSON):
+    sa, kind = sqlalchemy(), table.columns[field.name].type
+    if pa.types.is_nested(field.type) and isinstance(kind, sa.JSON):
         return
+    if is_text(field.type) and isinstance(kind, sa.LargeBinary | sa.types._Binary):
+        raise _wrong_type(field, table)
     try:
-        found = table.columns[field.name].type.python_type
+        found = kind.python_type
     except NotImplementedError:
         return  # a type that only this database has; the database checks the values
     accepted = _accepted(field.type)
     if accepted and not issubclass(found, tuple(accepted)):
-        raise InvalidSchemaError(
-            f"column {field.name!r} has type {field.type} in the frame; in the table {table.fullname!r} it "
-            f"is {table.columns[field.name].type}.",
-            fix="cast the column in the frame, or change the table.",
-        )
+        raise _wrong_type(field, table)
+
+
+def _wrong_type(field: pa.Field, table: Any) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"column {field.name!r} has type {field.type} in the frame; in the table {table.fullname!r} it "
+        f"is {table.columns[field.name].type}.",
+        fix="cast the column in the frame, or change the table.",
+    )
 
 
 def _accepted(arrow: pa.DataType) -> Iterable[type]:
@@ -196,9 +208,6 @@ def _check_keys(table: Any, keys: set[str]) -> None:
 
 # -- connections and tables ----------------------------------------------------------------------
 
-FIX = "correct the rows or the table, then restart the query."
-#: Checks deferred constraints before the end of the transaction. See `_check_foreign_keys` for SQLite.
-_CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRAINTS ALL IMMEDIATE")
 #: Parameters of libpq, unless the URL sets them. They detect a lost network within half a minute, both while
 #: waiting for an answer (keep-alive) and while sending.
 _LIBPQ = {
@@ -208,6 +217,8 @@ _LIBPQ = {
     "tcp_user_timeout": 25_000,
 }
 _CONNECT_SECONDS = 10
+#: Databases whose JSON columns receive the text of a document. SQLAlchemy would encode the text once more.
+_JSON_AS_TEXT = frozenset({"postgresql", "sqlite", "mysql", "mariadb"})
 #: SQLAlchemy's names of the drivers of MySQL and MariaDB that take a ``connect_timeout``.
 _MYSQL_DRIVERS = [f"{kind}+{driver}" for kind in ("mysql", "mariadb") for driver in ("pymysql", "mysqldb")]
 #: MySQL and MariaDB would otherwise replace 0 in an AUTO_INCREMENT column by the next number, and, where an
@@ -239,6 +250,7 @@ def new_engine(url: str, connect_seconds: int = _CONNECT_SECONDS) -> Any:
         parameters = {**_LIBPQ, "connect_timeout": connect_seconds}
     elif sa_url.drivername in _MYSQL_DRIVERS:
         parameters = {"connect_timeout": connect_seconds}
+    arguments = {"json_serializer": _json_text} if sa_url.get_backend_name() in _JSON_AS_TEXT else {}
     try:
         engine = sa.create_engine(
             sa_url,
@@ -247,6 +259,7 @@ def new_engine(url: str, connect_seconds: int = _CONNECT_SECONDS) -> Any:
             max_overflow=1,
             pool_pre_ping=True,
             connect_args={name: n for name, n in parameters.items() if name not in sa_url.query},
+            **arguments,
         )
     except sa.exc.ArgumentError as error:  # the dialect is unknown
         raise _invalid_url() from error
@@ -258,6 +271,11 @@ def new_engine(url: str, connect_seconds: int = _CONNECT_SECONDS) -> Any:
     if engine.dialect.name in ("mysql", "mariadb"):
         sa.event.listen(engine, "connect", _set_mysql_modes)
     return engine
+
+
+def _json_text(value: Any) -> str:
+    """Returns a value for a JSON column; a text is the text of a document."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _set_mysql_modes(connection: Any, _record: Any) -> None:
@@ -355,7 +373,20 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
     check_columns(rows, found, keys)
     with autocommit(engine) as connection:
         refuse_without_rollback(connection, table)
+        found.info[JSON_AS_TEXT] = connection.dialect.name in _JSON_AS_TEXT
+        found.info[TAKES_NO_COPY] = _takes_no_copy(connection, found)
     return found
+
+
+def _takes_no_copy(connection: Any, table: Any) -> bool:
+    """Returns whether Postgres refuses COPY to a table: a view, or one with row-level security."""
+    if connection.dialect.name != "postgresql":
+        return False
+    name = connection.dialect.identifier_preparer.format_table(table)
+    statement = sqlalchemy().text(
+        "SELECT relkind = 'v' OR row_security_active(oid) FROM pg_class WHERE oid = to_regclass(:name)"
+    )
+    return bool(connection.execute(statement, {"name": name}).scalar())
 
 
 def no_table(table: str) -> InvalidSchemaError:
@@ -446,201 +477,3 @@ def refuse_without_right(connection: Any, table: Any, rights: Sequence[str]) -> 
                 f"the user {user!r} of the database has no right to {right} into the table {name}.",
                 fix=f"run GRANT {', '.join(rights)} ON {name} TO {user}.",
             )
-
-
-def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:
-    """Calls `work` in a transaction, checks all constraints, and rolls the transaction back.
-
-    Args:
-        engine: SQLAlchemy engine.
-        work: writes rows to a connection.
-        table: name of the table that it writes to.
-
-    Raises:
-        sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
-        SinkFailedError: if a row violates a foreign key in SQLite.
-    """
-    with engine.connect() as connection, connection.begin() as transaction:
-        work(connection)
-        if statement := _CHECK_NOW.get(connection.dialect.name):
-            connection.exec_driver_sql(statement)
-        if connection.dialect.name == "sqlite":
-            _check_foreign_keys(connection, table)
-        transaction.rollback()
-
-
-def _check_foreign_keys(connection: Any, table: str) -> None:
-    """Checks deferred foreign keys in SQLite, which otherwise checks them only at the commit.
-
-    SQLite reads the whole table for the check.
-
-    Raises:
-        SinkFailedError: if a row violates a foreign key.
-    """
-    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
-    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
-    if "DEFERRED" not in defined or not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
-        return
-    quoted = connection.dialect.identifier_preparer.quote_identifier(table)
-    broken = connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").first()
-    if broken is not None:
-        raise SinkFailedError(
-            f"a row of the table {table!r} violates a foreign key: the table {broken[2]!r} has no such row.",
-            fix=FIX,
-        )
-
-
-# -- rows ----------------------------------------------------------------------------------------
-
-
-def write_rows(
-    connection: Any, table: Any, batches: Iterable[pa.RecordBatch], keys: Sequence[str], chunk_rows: int
-) -> int:
-    """Appends the rows, or upserts them if there are keys.
-
-    Postgres receives appended rows by ``COPY``, which is encoded column by column.
-
-    Args:
-        connection: SQLAlchemy connection with an open transaction.
-        table: SQLAlchemy table, as loaded from the database.
-        batches: rows; their columns are a subset of the table's.
-        keys: key columns of an upsert; empty to append. Of several rows with the same key in one batch, the
-            last one wins. If keys that differ here are equal for the database (``citext``, ``char``, a
-            collation), its upsert statement runs row by row, so the last one wins too.
-        chunk_rows: most rows per statement.
-
-    Returns:
-        Number of rows written.
-    """
-    written = 0
-    driver = f"{connection.dialect.name}+{connection.dialect.driver}"
-    for batch in _last_row_per_key(batches, keys) if keys else batches:
-        if not keys and driver in _COPY and batch.num_rows:
-            _COPY[driver](connection, table, batch)
-        else:
-            statement = _upsert(connection, table, batch.schema.names, keys) if keys else table.insert()
-            for start in range(0, batch.num_rows, chunk_rows):
-                _execute(connection, table, statement, batch.slice(start, chunk_rows), keys)
-        written += batch.num_rows
-    return written
-
-
-def _execute(connection: Any, table: Any, statement: Any, batch: pa.RecordBatch, keys: Sequence[str]) -> None:
-    rows = _rows(_for_driver(batch, table))
-    if keys and statement is None:  # without an upsert statement: delete, then insert
-        sa = sqlalchemy()
-        of_keys = [table.c[key] == sa.bindparam(f"key_{key}") for key in keys]
-        connection.execute(
-            table.delete().where(*of_keys), [{f"key_{key}": row[key] for key in keys} for row in rows]
-        )
-        statement = table.insert()
-    connection.execute(statement, rows)
-
-
-def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows for the driver.
-
-    Raises:
-        InvalidRecordError: if Python has no object for a value.
-    """
-    try:
-        return batch.to_pylist()  # type: ignore[no-any-return]
-    except (OverflowError, ValueError):
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                column.to_pylist()
-            except (OverflowError, ValueError) as error:
-                raise InvalidRecordError(
-                    f"column {name!r} has a value for which Python has no object ({error}), such as a time "
-                    "after the year 9999; the driver of the database cannot take it.",
-                    fix="filter such rows, or set the value to null, before the sink.",
-                ) from error
-        raise
-
-
-def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[str]) -> Any:
-    """Returns the upsert statement of the database; None if this module does not know one."""
-    dialect = connection.dialect.name
-    if dialect in ("postgresql", "sqlite"):
-        insert = require(f"sqlalchemy.dialects.{dialect}", "database").insert(table)
-        changes = {name: insert.excluded[name] for name in names if name not in keys}
-        if changes:
-            return insert.on_conflict_do_update(index_elements=list(keys), set_=changes)
-        return insert.on_conflict_do_nothing(index_elements=list(keys))
-    if dialect in ("mysql", "mariadb"):
-        insert = require("sqlalchemy.dialects.mysql", "database").insert(table)
-        changed = [name for name in names if name not in keys] or list(keys)
-        return insert.on_duplicate_key_update({name: insert.inserted[name] for name in changed})
-    return None
-
-
-def _last_row_per_key(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Keeps only the last row of each key, because one upsert statement must not change a row twice."""
-    whole = pa.Table.from_batches(list(batches))
-    numbered = whole.append_column("__row", pa.array(range(whole.num_rows), pa.int64()))
-    last = numbered.group_by(list(keys)).aggregate([("__row", "max")])["__row_max"]
-    yield from whole.take(pc.take(last, pc.sort_indices(last))).to_batches()
-
-
-def _for_driver(batch: pa.RecordBatch, table: Any) -> pa.RecordBatch:
-    """Converts columns for the driver: bytes for a text column to UTF-8 text, nested values to JSON."""
-    columns = []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        if is_bytes(field.type) and not _holds_bytes(table.columns[field.name]):
-            columns.append(column.cast(pa.string()))
-        elif pa.types.is_nested(field.type) and not _holds_json(table.columns[field.name]):
-            columns.append(texts(column))
-        else:
-            columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _csv(batch: pa.RecordBatch, table: Any) -> bytes:
-    """Encodes rows as CSV for Postgres: null is an empty field, an empty string is ``""``."""
-    columns = []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        if is_bytes(field.type):
-            if _holds_bytes(table.columns[field.name]):
-                hexed = [None if each is None else f"\\x{each.hex()}" for each in column.to_pylist()]
-                columns.append(pa.array(hexed, pa.string()))
-            else:
-                columns.append(column.cast(pa.string()))
-        elif pa.types.is_nested(field.type):
-            columns.append(texts(column))
-        else:
-            columns.append(column)
-    out = io.BytesIO()
-    options = pacsv.WriteOptions(include_header=False)
-    pacsv.write_csv(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), out, options)
-    return out.getvalue()
-
-
-def _copy_statement(connection: Any, table: Any, batch: pa.RecordBatch) -> str:
-    preparer = connection.dialect.identifier_preparer
-    columns = ", ".join(preparer.quote(name) for name in batch.schema.names)
-    return f"COPY {preparer.format_table(table)} ({columns}) FROM STDIN (FORMAT csv)"
-
-
-def _copy_by_psycopg(connection: Any, table: Any, batch: pa.RecordBatch) -> None:
-    with (
-        connection.connection.driver_connection.cursor() as cursor,
-        cursor.copy(_copy_statement(connection, table, batch)) as copy,
-    ):
-        copy.write(_csv(batch, table))
-
-
-def _copy_by_psycopg2(connection: Any, table: Any, batch: pa.RecordBatch) -> None:
-    with connection.connection.driver_connection.cursor() as cursor:
-        cursor.copy_expert(_copy_statement(connection, table, batch), io.BytesIO(_csv(batch, table)))
-
-
-_COPY = {"postgresql+psycopg": _copy_by_psycopg, "postgresql+psycopg2": _copy_by_psycopg2}
-
-
-def _holds_bytes(column: Any) -> bool:
-    sa = sqlalchemy()
-    return isinstance(column.type, sa.LargeBinary | sa.types._Binary)
-
-
-def _holds_json(column: Any) -> bool:
-    return isinstance(column.type, sqlalchemy().JSON)
