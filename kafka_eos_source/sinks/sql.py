@@ -627,8 +627,8 @@ def _too_many(table: str, refused: Mapping[int, RowRefusal], deadline: Deadline)
     )
     return Fatal(
         f"the database refuses rows of the batch for the table {table!r}, and to find all of them takes "
-        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {len(refused)} were found until "
-        f"then{': ' if shown else ''}{shown}",
+        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {len(refused)} were found "
+        f"until then{': ' if shown else ''}{shown}",
         f"increase commitTimeoutMs, or {FIX_ROWS}",
     )
 

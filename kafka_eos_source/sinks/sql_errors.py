@@ -152,39 +152,8 @@ _NOT_OF_ROWS = frozenset({"54011", "54023"})
 #: administrator (shutdown, statement_timeout), the operating system.
 _FOR_LATER = frozenset({"08", "40", "53", "55", "57", "58"})
 #: Classes that Postgres and the standard define, besides. Of other ones, a function of the user's raised it.
-_OTHER = frozenset(
-    [
-        "00",
-        "01",
-        "02",
-        "03",
-        "0A",
-        "0B",
-        "0F",
-        "0L",
-        "0P",
-        "0Z",
-        "10",
-        "20",
-        "24",
-        "25",
-        "26",
-        "28",
-        "2B",
-        "2D",
-        "34",
-        "3B",
-        "3D",
-        "3F",
-        "42",
-        "72",
-        "F0",
-        "HV",
-        "HY",
-        "HZ",
-        "IM",
-        "XX",
-    ]
+_OTHER = frozenset(f"{number:02}" for number in (0, 1, 2, 3, 10, 20, 24, 25, 26, 28, 34, 42, 72)) | frozenset(
+    ("0A", "0B", "0F", "0L", "0P", "0Z", "2B", "2D", "3B", "3D", "3F", "F0", "HV", "HY", "HZ", "IM", "XX")
 )
 _STATE_TEXTS: Mapping[str, str] = {
     "22001": "a text is too long for its column",

@@ -219,7 +219,7 @@ def divide(
         Exception: of SQLAlchemy or of the driver, if it is not about rows.
     """
     division = Division.within(deadline)
-    check = end_check(connection, table.name) if _defers(connection, table.name) else None
+    check = end_check(connection, table.name) if _defers(connection) else None
 
     def run(rows: pa.RecordBatch, number: Callable[[int], int]) -> set[int]:
         """Tries rows; returns the numbers of refused ones that rows after them may cure."""
@@ -252,7 +252,7 @@ _NumbersOf = Callable[[Sequence[int]], Callable[[int], int]]
 def _divide_upserts(
     whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, numbers_of: _NumbersOf
 ) -> None:
-    """Divides the last rows of all keys; if one is refused, the row of its key before that is the last one."""
+    """Divides the last rows of all keys; if one is refused, the row of its key before it is the last."""
     tried: set[int] = set()
     while True:
         last = [int(each) for each in _last_per_key(whole, keys, division.refused) if int(each) not in tried]
@@ -284,7 +284,7 @@ def _retry(left: dict[int, pa.RecordBatch], division: Division, run: _Run, numbe
         left = {each: left[each] for each in refused}
 
 
-def _defers(connection: Any, table: str) -> bool:
+def _defers(connection: Any) -> bool:
     """Returns whether a constraint may be deferred, also one of another table that a trigger writes to."""
     if connection.dialect.name == "postgresql":
         statement = "SELECT EXISTS (SELECT FROM pg_constraint WHERE condeferrable)"

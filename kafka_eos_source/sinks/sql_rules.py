@@ -282,8 +282,8 @@ def _times_in(arrow: pa.DataType, path: tuple[str, ...] = ()) -> Iterator[tuple[
 def _fills_nulls(connection: Any, table: Any) -> bool:
     """Returns whether a trigger may fill a null, or this user may not know.
 
-    Postgres, MySQL and MariaDB look for nulls after the triggers that run before an insert. Triggers of SQLite
-    cannot change a row.
+    Postgres, MySQL and MariaDB look for nulls after the triggers that run before an insert. Triggers of
+    SQLite cannot change a row.
     """
     dialect = connection.dialect.name
     if dialect == "sqlite":
