@@ -93,13 +93,14 @@ def is_bytes(arrow: pa.DataType) -> bool:
     )
 
 
-def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
+def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str], dialect: Any) -> None:
     """Checks that rows of a schema fit a table.
 
     Args:
         schema: schema of the rows.
         table: SQLAlchemy table, as loaded from the database.
         keys: key columns of an upsert.
+        dialect: SQLAlchemy dialect of the database.
 
     Raises:
         InvalidSchemaError: if they do not fit; the message names the column and both types.
@@ -113,6 +114,8 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
         )
     for field in schema:
         _check_type(field, table)
+        if is_text(field.type) and (keys or dialect.name != "postgresql"):
+            _check_driver_takes_text(field, table, dialect)
     generated = [name for name in schema.names if table.columns[name].computed is not None]
     if generated:
         raise InvalidSchemaError(
@@ -136,7 +139,7 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str]) -> None:
 
 
 def _check_type(field: pa.Field, table: Any) -> None:
-    sa, kind = sqlalchemy(), table.columns[field.name].type
+    sa, kind = sqlalchemy(), without_domain(table.columns[field.name].type)
     if pa.types.is_nested(field.type) and isinstance(kind, sa.JSON):
         return
     if is_text(field.type) and isinstance(kind, sa.LargeBinary | sa.types._Binary):
@@ -148,6 +151,18 @@ def _check_type(field: pa.Field, table: Any) -> None:
     accepted = _accepted(field.type)
     if accepted and not issubclass(found, tuple(accepted)):
         raise _wrong_type(field, table)
+
+
+def _check_driver_takes_text(field: pa.Field, table: Any, dialect: Any) -> None:
+    """Refuses text for a type of which the driver takes Python's objects only, such as dates of SQLite."""
+    convert = table.columns[field.name].type.dialect_impl(dialect).bind_processor(dialect)
+    try:
+        if convert is not None:
+            convert("")
+    except TypeError:
+        raise _wrong_type(field, table) from None
+    except ValueError:
+        return
 
 
 def _wrong_type(field: pa.Field, table: Any) -> InvalidSchemaError:
@@ -177,6 +192,13 @@ def _accepted(arrow: pa.DataType) -> Iterable[type]:
     if t.is_nested(arrow):
         return (str,)
     return ()
+
+
+def without_domain(kind: Any) -> Any:
+    """Returns the type that a domain of Postgres stands for; any other type as it is."""
+    while getattr(kind, "data_type", None) is not None:
+        kind = kind.data_type
+    return kind
 
 
 def _fills_itself(column: Any) -> bool:
@@ -370,7 +392,7 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
     for column in found.columns:
         if isinstance(column.type, sa.JSON):
             column.type.none_as_null = True  # write null as SQL's NULL, not as JSON's null
-    check_columns(rows, found, keys)
+    check_columns(rows, found, keys, engine.dialect)
     with autocommit(engine) as connection:
         refuse_without_rollback(connection, table)
         found.info[JSON_AS_TEXT] = connection.dialect.name in _JSON_AS_TEXT

@@ -54,6 +54,7 @@ class Meaning:
         why: cause, as text for people. About a row, it contains no values.
         fix: what a person can do.
         column: about a row: the column that is to blame; "" if the database does not say so.
+        constraint: about a row: name of the constraint that it violates; "" if the database does not say so.
         depends_on_rows: about a row: whether another row of the batch, which comes later, may cure it.
     """
 
@@ -61,11 +62,19 @@ class Meaning:
     why: str
     fix: str = ""
     column: str = ""
+    constraint: str = ""
     depends_on_rows: bool = False
 
-    def refusal(self) -> RowRefusal:
-        """Returns why a row is refused."""
-        return RowRefusal(self.why, self.column)
+    def refusal(self, table: Any) -> RowRefusal:
+        """Returns why a row is refused.
+
+        Args:
+            table: SQLAlchemy table, as loaded from the database; has the columns of constraints.
+        """
+        if self.column or not (columns := _columns_of(table, self.constraint)):
+            return RowRefusal(self.why, self.column)
+        why = f"{self.why}, which has the columns {', '.join(map(repr, columns))}"
+        return RowRefusal(self.why, columns[0]) if len(columns) == 1 else RowRefusal(why)
 
     def outcome(self, table: str) -> Outcome:
         """Returns the outcome of a call that failed with this error."""
@@ -91,7 +100,7 @@ def meaning_of(error: Exception, dialect: Any = None) -> Meaning:
         dialect: SQLAlchemy dialect of the connection; recognises a lost connection.
     """
     if isinstance(error, RowRefusedError):
-        return Meaning(Kind.ROW, str(error), FIX_ROWS, error.column, error.depends_on_rows)
+        return Meaning(Kind.ROW, str(error), FIX_ROWS, error.column, depends_on_rows=error.depends_on_rows)
     original: Any = getattr(error, "orig", None) or error
     if getattr(error, "connection_invalidated", False) or _is_lost(original, dialect):
         return Meaning(Kind.LATER, driver_text(error))
@@ -105,6 +114,17 @@ def meaning_of(error: Exception, dialect: Any = None) -> Meaning:
     else:
         found = None
     return found or _by_class(error, original)
+
+
+def _columns_of(table: Any, constraint: str) -> list[str]:
+    """Returns the columns of a constraint or unique index, as far as SQLAlchemy knows them."""
+    if not constraint:
+        return []
+    of_table = [*table.constraints, *table.indexes]
+    found = next((each for each in of_table if each.name == constraint), None)
+    if found is None and constraint == "PRIMARY":  # of MySQL
+        found = table.primary_key
+    return [] if found is None else [each.name for each in found.columns]
 
 
 def driver_text(error: Exception) -> str:
@@ -127,7 +147,10 @@ def _by_class(error: Exception, original: Any) -> Meaning:
     """Judges an error by its class in Python's database API, for databases whose codes are not known."""
     names = {each.__name__ for cls in (type(error), type(original)) for each in cls.__mro__}
     if names & {"DataError", "IntegrityError"}:
-        return Meaning(Kind.ROW, f"{type(original).__name__} of the database", FIX_ROWS)
+        why = f"has a value that the database refuses ({type(original).__name__})"
+        return Meaning(Kind.ROW, why, FIX_ROWS)
+    if str(original).endswith(_NOT_A_NUMBER):
+        return Meaning(Kind.ROW, "is NaN or infinite", FIX_ROWS)
     if ("StatementError" in names and "DBAPIError" not in names) or isinstance(original, _OF_VALUES):
         # the driver, or SQLAlchemy, cannot pass the value on
         text = f"has a value that the Python driver of the database cannot take ({type(original).__name__})"
@@ -137,6 +160,8 @@ def _by_class(error: Exception, original: Any) -> Meaning:
     return Meaning(Kind.PERSON, driver_text(error), _FIX_OTHER)
 
 
+#: PyMySQL says this of NaN and the infinities.
+_NOT_A_NUMBER = "can not be used with MySQL"
 #: What Python raises for a value that a driver cannot convert.
 _OF_VALUES = (OverflowError, ValueError)
 
@@ -167,7 +192,7 @@ _STATE_TEXTS: Mapping[str, str] = {
     "22004": "a value is null",
 }
 #: ", column name: ", after the number of the line, in the context of an error of COPY.
-_COPY_COLUMN = re.compile(r"\d+, \w+ ([^:\n]{1,63})(?::|$)", re.MULTILINE)
+_COPY_COLUMN = re.compile(r"^COPY .*, \w+ \d+, \w+ ([^:\n]{1,63})(?::|$)", re.MULTILINE)
 
 
 def _sqlstate(original: Any) -> str | None:
@@ -214,14 +239,17 @@ def _by_sqlstate(original: Any, state: str) -> Meaning | None:
         why = f"the database says {_shown(named('message_primary'))!r}"
     else:
         why = _STATE_TEXTS.get(state, "the database cannot store a value")
-    return Meaning(Kind.ROW, f"{why} (SQLSTATE {state})", FIX_ROWS, column, state == "23503")
+    return Meaning(
+        Kind.ROW, f"{why} (SQLSTATE {state})", FIX_ROWS, column, constraint, depends_on_rows=state == "23503"
+    )
 
 
 def _violated(state: str, constraint: str, column: str) -> str:
     name = f" {constraint!r}" if constraint else ""
+    what = f"the column {column!r}" if column else "the type of its column"
     return {
-        "23502": f"is null, but the column {column!r} is NOT NULL",
-        "22004": f"is null, but the column {column!r} is NOT NULL",
+        "23502": f"is null, but {what} is NOT NULL",
+        "22004": f"is null, but {what} is NOT NULL",
         "23503": f"violates the foreign key{name}",
         "23505": f"violates the unique constraint{name}",
         "23514": f"violates the check constraint{name}",
@@ -284,9 +312,13 @@ def _of_mysql(original: Any, number: int) -> Meaning | None:
     if number == _MYSQL_SIGNAL:
         return Meaning(Kind.ROW, f"the database says {_shown(text)!r}", FIX_ROWS)
     if number in _MYSQL_ROWS:
-        constraint, column = _first(_MYSQL_CONSTRAINTS, text), _first(_MYSQL_COLUMNS, text)
+        constraint = _first(_MYSQL_CONSTRAINTS, text).rpartition(".")[2]  # often with the table before it
+        column = _first(_MYSQL_COLUMNS, text)
         why = " ".join(_MYSQL_ROWS[number].format(repr(constraint) if constraint else "").split())
-        return Meaning(Kind.ROW, f"{why} (error {number})", FIX_ROWS, column, number in _MYSQL_FOREIGN_KEYS)
+        depends = number in _MYSQL_FOREIGN_KEYS
+        return Meaning(
+            Kind.ROW, f"{why} (error {number})", FIX_ROWS, column, constraint, depends_on_rows=depends
+        )
     if number in _MYSQL_RIGHTS:
         return Meaning(Kind.PERSON, driver_text(original), _FIX_RIGHT)
     if number in _MYSQL_TABLES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -152,6 +153,14 @@ def _last_per_key(whole: pa.Table, keys: Sequence[str], without: Iterable[int] =
 # -- the rows that the database refuses --------------------------------------------------------------
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Keeps psycopg from logging each refused statement, whose error it raises too."""
+    return not str(record.msg).startswith("error ignored terminating")
+
+
+logging.getLogger("psycopg").addFilter(_is_news)
+
+
 @dataclass
 class _Attempt:
     """Writes ranges of rows behind a savepoint each.
@@ -194,7 +203,7 @@ class _Attempt:
         dialect.do_release_savepoint(self.connection, _SAVEPOINT)
         if stop - start == 1 and found.depends_on_rows:
             self.curable.add(self.number(start))
-        return found.refusal()
+        return found.refusal(self.table)
 
 
 def divide(

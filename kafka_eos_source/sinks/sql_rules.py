@@ -34,7 +34,7 @@ from kafka_eos_source.sinks.row_checks import (
     as_binary,
     is_utf8,
 )
-from kafka_eos_source.sinks.sql_database import is_bytes, is_text, sqlalchemy
+from kafka_eos_source.sinks.sql_database import is_bytes, is_text, sqlalchemy, without_domain
 from kafka_eos_source.sinks.sql_rows import copier
 
 _POSTGRES, _MYSQL = ("postgresql",), ("mysql", "mariadb")
@@ -147,7 +147,7 @@ class _Columns:
         kind, is_not_null = column.type, not column.nullable
         if hasattr(kind, "data_type"):  # a domain of Postgres; its CHECK is left to the database
             is_not_null = is_not_null or bool(kind.not_null)
-            kind = kind.data_type
+            kind = without_domain(kind)
         about = {"column": field.name, "of": f"{_shown(kind)} of table {self.table.name!r}"}
         if is_not_null and not self.fills_nulls and not self._numbers(column):
             yield NotNull(column=field.name, of=f"NOT NULL in table {self.table.name!r}")
@@ -174,7 +174,7 @@ class _Columns:
             return bool(column.primary_key)
         if self.dialect in _MYSQL:
             is_time = isinstance(column.type, sqlalchemy().TIMESTAMP)
-            return is_time or column.autoincrement is True or column.server_default is not None
+            return is_time or column.autoincrement is True
         return self.dialect not in _POSTGRES
 
     def _of_text(self, kind: Any, about: Mapping[str, str]) -> Iterator[RowRule]:
@@ -199,10 +199,10 @@ class _Columns:
             return
         characters, most_bytes, charset = self.lengths.get(about["column"], (None, None, None))
         if is_for_text and characters and most_bytes and characters < most_bytes:
-            yield LongestText(**about, most=characters, spaces_count=False)
+            yield LongestTextOfMySql(**about, most=characters)
         elif is_for_text and most_bytes and charset is not None:
             unit = "bytes" if charset in _LIKE_UTF8 else "characters"
-            yield LongestText(**about, most=most_bytes, unit=unit, spaces_count=False)  # type: ignore[arg-type]
+            yield LongestTextOfMySql(**about, most=most_bytes, unit=unit)  # type: ignore[arg-type]
         elif not is_for_text and most_bytes:
             yield LongestText(**about, most=most_bytes, unit="bytes")
         of = "max_allowed_packet of the server"
@@ -359,6 +359,17 @@ class ReadAsText(RowRule):
         return self.rule.broken(raw.cast(pa.large_string()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongestTextOfMySql(LongestText):
+    """`LongestText` as MySQL and MariaDB apply it: they cut off all white space at the end of a text."""
+
+    def wrong(self, values: pa.Array) -> pa.Array:
+        found = super().wrong(values)
+        if not pc.any(found).as_py():
+            return found
+        return super().wrong(pc.ascii_rtrim_whitespace(values.cast(pa.large_string())))
+
+
 #: An escaped U+0000. In JSON, a backslash is only inside of texts.
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -418,10 +429,11 @@ def _is_suspect(values: pa.Array) -> pa.Array:
     """
     decoding = _decoding()
     # Null for null. A text that is JSON cannot end the document around it.
-    documents = pc.binary_join_element_wise('{"":', values, "}", "")
+    begin, end, empty = (pa.scalar(each, values.type) for each in ('{"":', "}", ""))
+    documents = pc.binary_join_element_wise(begin, values, end, empty)
     bad = [False] * len(values)
     before = 0
-    for part in decoding.slices(documents.cast(pa.large_string())):
+    for part in decoding.slices(documents):
         for at in part.errors:
             bad[before + at] = True
         before += len(part.values)
