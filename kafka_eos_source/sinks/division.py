@@ -2,11 +2,12 @@
 
 A system that refuses a batch rarely says which rows are to blame. The search tries ranges in the order of the
 rows: a range that is accepted stays written, and the next one is twice as long; a range that is refused is
-halved, down to a single row. So a row is refused because of the rows before it, never because of those after
-it: of two rows that exclude each other, the first stays. The order of a batch's rows is the same after a
-restart, and so is the result.
+halved, down to a single row, unless the system says which row it does not like. So a row is refused because
+of the rows before it, never because of those after it: of two rows that exclude each other, the first stays.
+The order of a batch's rows is the same after a restart, and so is the result.
 
-A batch of n rows with b refused ones takes about ``2 b log2(n / b)`` tries, which write some 3 n rows.
+Of a batch of n rows with b refused ones, each refused row takes about ``log2(n / b)`` tries, or four if the
+system names rows. All tries together write some 3 n rows.
 """
 
 from __future__ import annotations
@@ -17,9 +18,24 @@ from dataclasses import dataclass, field
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import RowRefusal
 
+
+@dataclass(frozen=True)
+class RangeRefusal:
+    """Why a system refuses a range of rows.
+
+    Attributes:
+        why: the cause; that of the row, if the range is a single one.
+        suspect: the row of the range that the system names, counted from the start of the range. It is only
+            tried first. None if the system names none.
+    """
+
+    why: RowRefusal
+    suspect: int | None = None
+
+
 #: Writes the rows from ``start`` to before ``stop``. Returns None if the system accepts them, else why it
 #: refuses them; then nothing of the range is written.
-Try = Callable[[int, int], RowRefusal | None]
+Try = Callable[[int, int], RangeRefusal | None]
 
 
 class DivisionLimitError(Exception):
@@ -48,6 +64,7 @@ class Division:
     most_tries: int | None = None
     refused: dict[int, RowRefusal] = field(default_factory=dict)
     _tries: int = 0
+    _accepted: int = 0
 
     @classmethod
     def within(cls, deadline: Deadline, most_tries: int | None = None) -> Division:
@@ -68,23 +85,32 @@ class Division:
         """
         start, size = 0, max(1, count)
         refused_end = count if refuses else None  # the system refuses the rows from `start` to here together
+        suspect: int | None = None
         while start < count:
-            if refused_end is None or refused_end - start == 1:
-                stop = min(count, start + size) if refused_end is None else refused_end
+            if refused_end is None:
+                stop = min(count, start + size)
+            elif suspect is not None and start <= suspect < refused_end:
+                stop = suspect if suspect > start else start + 1
             else:
-                stop = start + (refused_end - start) // 2
-            why = self._try(attempt, start, stop)
-            if why is None:
+                stop = start + max(1, (refused_end - start) // 2)
+            found = self._try(attempt, start, stop)
+            if found is None:
+                self._accepted += stop - start
                 if stop == refused_end:  # a single row, which is accepted alone
-                    refused_end, size = None, 1
+                    refused_end = None
+                if stop - 1 == suspect:  # the suspicion was wrong
+                    suspect = None
                 start, size = stop, 2 * size
             elif stop - start > 1:
                 refused_end = stop
+                suspect = None if found.suspect is None else start + found.suspect
             else:
-                self.refused[number(start)] = why
-                start, size, refused_end = stop, 1, None
+                self.refused[number(start)] = found.why
+                # about as many rows as there are between two refused ones
+                start, size = stop, max(1, self._accepted // len(self.refused))
+                refused_end = suspect = None
 
-    def _try(self, attempt: Try, start: int, stop: int) -> RowRefusal | None:
+    def _try(self, attempt: Try, start: int, stop: int) -> RangeRefusal | None:
         if self.deadline.expired or self._tries == self.most_tries:
             raise DivisionLimitError(self.refused)
         self._tries += 1

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -42,25 +42,31 @@ from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
+    Refused,
     Retryable,
+    RowRefusal,
     SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.division import Division, DivisionLimitError, RangeRefusal
 from kafka_eos_source.sinks.http_client import (
     Answer,
     Call,
     Credentials,
     Meaning,
+    RowsRefusedError,
     ServiceClient,
     State,
     Transport,
     meaning_of,
     pending_ids,
+    refused_rows,
     state_of,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule, Utf8
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.targets import address, query_digest
 
@@ -328,8 +334,8 @@ class HttpSink(TwoPhaseSink):
             return ()
         return (
             f"mode={ONE_REQUEST} sends the rows after Kafka committed them. If the service then refuses a "
-            f"batch (a 4xx status), the query stops with SINK_FAILED. With mode={TWO_PHASE}, the service can "
-            "refuse the batch earlier",
+            "batch (a 4xx status), also because of a single row, the query stops with SINK_FAILED. With "
+            f"mode={TWO_PHASE}, the service can refuse rows earlier, and they become dead letters",
         )
 
     def check(self, schema: pa.Schema, deadline: Deadline) -> None:
@@ -341,6 +347,14 @@ class HttpSink(TwoPhaseSink):
         if self.format == "json":
             formats.check("json", schema)
         self._protocol.make_ready(deadline)
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        """Text that is not UTF-8 is neither JSON nor Arrow."""
+        return [Utf8(column=name, of=f"format={self.format}") for name in schema.names]
+
+    @property
+    def refuses_rows(self) -> bool:
+        return self.mode == TWO_PHASE
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         return self._protocol.prepare(txn, staged, deadline)
@@ -393,6 +407,22 @@ class Protocol(ABC):
         return
 
 
+#: Most parts of a batch that are sent to find the rows that a service refuses.
+_MOST_PROBES = 200
+_NAME_ROWS = (
+    "let the service name the rows in its answer (docs/sink-http.md), correct the rows, or read less per "
+    "batch (option maxOffsetsPerTrigger of the source)."
+)
+
+
+class _ProbeFailedError(Exception):
+    """A part of a batch could not be prepared or aborted, for a reason other than its rows."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
 @dataclass
 class TwoPhase(Protocol):
     """Two-phase commit with a service that has an endpoint for each step.
@@ -421,16 +451,82 @@ class TwoPhase(Protocol):
         self.check(deadline)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
-        content = encode_body(self.kind, staged.schema, staged.batches())
+        failpoints.reach("sink.http.before_prepare")
+        try:
+            return self._send_rows(txn, staged.schema, staged.batches(), staged.rows, deadline)
+        except RowsRefusedError as refused:
+            answer = refused.answer
+        if (named := refused_rows(answer, staged.rows)) is not None:
+            return Refused(named)
+        return self._divide(txn, staged, answer, deadline)
+
+    def _send_rows(
+        self,
+        txn: SinkTxn,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        rows: int,
+        deadline: Deadline,
+    ) -> Outcome:
+        """Lets the service prepare rows.
+
+        Raises:
+            RowsRefusedError: if it refuses them.
+        """
         call = Call(
             "prepare",
             self._target("prepare", txn),
-            content,
-            body_headers(self.kind, staged.rows),
+            encode_body(self.kind, schema, batches),
+            body_headers(self.kind, rows),
             self._target("status", txn),
+            may_refuse_rows=True,
         )
-        failpoints.reach("sink.http.before_prepare")
         return self.client.send(call, deadline)
+
+    def _divide(self, txn: SinkTxn, staged: Staged, answer: Answer, deadline: Deadline) -> Outcome:
+        """Finds the rows that the service refuses: prepares parts under other ids, and aborts them.
+
+        Crash here ⇒ the next start lists the id of the part, no token names it, and it is aborted.
+        """
+        if staged.rows == 1:
+            return Refused({0: RowRefusal(str(answer))})
+        whole = pa.Table.from_batches(staged.batches(), staged.schema)
+        division = Division.within(deadline, _MOST_PROBES)
+
+        def probe(start: int, stop: int) -> RangeRefusal | None:
+            part, rows = replace(txn, attempt=SinkTxn.new_attempt(), digest=""), stop - start
+            try:
+                outcome = self._send_rows(
+                    part, staged.schema, whole.slice(start, rows).to_batches(), rows, deadline
+                )
+            except RowsRefusedError as refused:
+                named = refused_rows(refused.answer, rows) or {}
+                first = min(named, default=None)
+                why = named[0] if rows == 1 and named else RowRefusal(str(refused.answer))
+                return RangeRefusal(why, first)
+            failpoints.reach("sink.http.within_division")
+            for each in (outcome, self._send("abort", part, deadline)):
+                if each != OK:
+                    raise _ProbeFailedError(each)
+            return None
+
+        try:
+            division.run(staged.rows, probe, lambda number: number, refuses=True)
+        except _ProbeFailedError as failed:
+            return failed.outcome
+        except DivisionLimitError as limit:
+            found = ", ".join(f"row {number}: {each.why}" for number, each in list(limit.refused.items())[:3])
+            return Fatal(
+                f"prepare {txn}: {answer}; the service does not name the rows that it refuses, and "
+                f"{_MOST_PROBES} requests, or half of {deadline.budget_seconds:.0f} s (commitTimeoutMs), did "
+                f"not find all of them; {len(limit.refused)} were found{': ' if found else ''}{found}",
+                _NAME_ROWS,
+            )
+        if not division.refused:
+            return Fatal(
+                f"prepare {txn}: {answer}; the service accepts each part of the batch alone", _NAME_ROWS
+            )
+        return Refused(division.refused)
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self._send("commit", txn, deadline)

@@ -27,7 +27,7 @@ from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 from kafka_eos_source.secrets import NO_SECRETS, Secrets, shown_url
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable
+from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Retryable, RowRefusal
 
 _SHOWN_BYTES = 200
 
@@ -47,9 +47,12 @@ class Answer:
     retry_after_seconds: float | None = None
 
     def __str__(self) -> str:
-        text = self.body[:_SHOWN_BYTES].decode(errors="replace").strip()
-        text = "".join(each if each.isprintable() else " " for each in text)
+        text = _shown(self.body[:_SHOWN_BYTES].decode(errors="replace").strip())
         return f"no answer ({text})" if self.status is None else f"HTTP {self.status} {text}".rstrip()
+
+
+def _shown(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN_BYTES])
 
 
 class Meaning(Enum):
@@ -147,6 +150,31 @@ def _member(body: bytes, name: str) -> object:
     return found.get(name) if isinstance(found, dict) else None
 
 
+def refused_rows(answer: Answer, rows: int) -> dict[int, RowRefusal] | None:
+    """Parses the rows that a service refuses, ``{"rows": [{"row": 3, "reason": "…", "column": "amount"}]}``.
+
+    Args:
+        answer: the answer to a body of rows.
+        rows: number of rows in the body.
+
+    Returns:
+        Why each row is refused, by its number in the body, from 0; None if the answer does not contain a
+        valid list.
+    """
+    found = _member(answer.body, "rows")
+    if not isinstance(found, list) or not 0 < len(found) <= rows:
+        return None
+    refused: dict[int, RowRefusal] = {}
+    for each in found:
+        number = each.get("row") if isinstance(each, dict) else None
+        if type(number) is not int or not 0 <= number < rows:
+            return None
+        reason, column = each.get("reason"), each.get("column")
+        why = _shown(reason) if isinstance(reason, str) and reason else f"HTTP {answer.status}"
+        refused.setdefault(number, RowRefusal(why, _shown(column) if isinstance(column, str) else ""))
+    return refused
+
+
 def retry_after_seconds(header: str | None, now: datetime) -> float | None:
     """Parses the header ``Retry-After`` (RFC 9110, 10.2.3), which holds seconds or a date.
 
@@ -171,10 +199,36 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 
 _REFUSED = "correct the sink's options or the service (search its log for the id), then restart the query."
+_CREDENTIALS = (
+    "correct the credentials (options 'auth' and 'auth.env') or their rights, then restart the query."
+)
+_ADDRESS = "correct the option 'url' or the service, then restart the query."
+_MOVED = "set the option 'url' to the service's own address: the sink follows no redirects."
 _TOO_LARGE = (
     "read less per batch (option maxOffsetsPerTrigger of the source), or configure the service to accept "
     "larger bodies."
 )
+#: What a person can do after a refusal, by the status.
+_FIXES: Mapping[int, str] = {
+    **dict.fromkeys((401, 403, 407), _CREDENTIALS),
+    **dict.fromkeys((404, 405, 410), _ADDRESS),
+    **dict.fromkeys(range(300, 400), _MOVED),
+    413: _TOO_LARGE,
+}
+#: Statuses with which a service refuses rows: the request is wrong, and a repetition would be, too.
+_OF_ROWS = frozenset({400, 422})
+
+
+class RowsRefusedError(Exception):
+    """A service refuses the rows in a body, whose id it has not prepared.
+
+    Attributes:
+        answer: its answer.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(str(answer))
+        self.answer = answer
 
 
 @dataclass(frozen=True)
@@ -188,6 +242,7 @@ class Call:
         status_target: path and query that report the state of the id; None if the service has no such
             endpoint.
         conflict_is_done: whether status 409 means "already done" if the service has no status endpoint.
+        may_refuse_rows: whether `ServiceClient.send` raises `RowsRefusedError` for an answer about rows.
     """
 
     what: str
@@ -196,6 +251,7 @@ class Call:
     headers: Mapping[str, str] | None = None
     status_target: str | None = None
     conflict_is_done: bool = False
+    may_refuse_rows: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} {shown_url(self.target)}"
@@ -225,6 +281,7 @@ class ServiceClient:
             The outcome; `Retryable` if it is still unknown after all retries or at the deadline.
 
         Raises:
+            RowsRefusedError: if the service refuses the rows; see `Call.may_refuse_rows`.
             InvalidOptionError: if the credentials or certificates cannot be used.
         """
         pauses = Pauses(
@@ -253,6 +310,8 @@ class ServiceClient:
             return OK
         if meaning is Meaning.LATER:
             return None
+        if call.may_refuse_rows and answer.status in _OF_ROWS:
+            raise RowsRefusedError(answer)
         if meaning is Meaning.REFUSED or (meaning is Meaning.MISSING and call.what in ("prepare", "post")):
             return _refused(call, answer)
         if meaning is Meaning.MISSING and call.what == "abort":
@@ -274,7 +333,7 @@ class ServiceClient:
 
 
 def _refused(call: Call, answer: Answer) -> Fatal:
-    return Fatal(f"{call}: {answer}", _TOO_LARGE if answer.status == 413 else _REFUSED)
+    return Fatal(f"{call}: {answer}", _FIXES.get(answer.status or 0, _REFUSED))
 
 
 # -- the connection ------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ class Meaning:
         fix: what a person can do.
         column: about a row: the column that is to blame; "" if the database does not say so.
         constraint: about a row: name of the constraint that it violates; "" if the database does not say so.
+        row: number of the row in the statement, from 0; None if the database does not say so. Not exact,
+            because Postgres counts lines.
         depends_on_rows: about a row: whether another row of the batch, which comes later, may cure it.
     """
 
@@ -63,6 +65,7 @@ class Meaning:
     fix: str = ""
     column: str = ""
     constraint: str = ""
+    row: int | None = None
     depends_on_rows: bool = False
 
     def refusal(self, table: Any) -> RowRefusal:
@@ -191,6 +194,8 @@ _STATE_TEXTS: Mapping[str, str] = {
     "22P03": "bytes are not a value of its column's type",
     "22004": "a value is null",
 }
+#: "COPY table, line 17".
+_COPY_LINE = re.compile(r"^COPY .+?, \w+ ([0-9]{1,9})(?:, \w+ |:|$)", re.MULTILINE)
 #: ", column name: ", after the number of the line, in the context of an error of COPY.
 _COPY_COLUMN = re.compile(r"^COPY .*, \w+ \d+, \w+ ([^:\n]{1,63})(?::|$)", re.MULTILINE)
 
@@ -239,9 +244,10 @@ def _by_sqlstate(original: Any, state: str) -> Meaning | None:
         why = f"the database says {_shown(named('message_primary'))!r}"
     else:
         why = _STATE_TEXTS.get(state, "the database cannot store a value")
-    return Meaning(
-        Kind.ROW, f"{why} (SQLSTATE {state})", FIX_ROWS, column, constraint, depends_on_rows=state == "23503"
-    )
+    line = _COPY_LINE.search(named("context"))
+    row = None if line is None else int(line[1]) - 1
+    why = f"{why} (SQLSTATE {state})"
+    return Meaning(Kind.ROW, why, FIX_ROWS, column, constraint, row, depends_on_rows=state == "23503")
 
 
 def _violated(state: str, constraint: str, column: str) -> str:

@@ -23,7 +23,7 @@ import pyarrow.csv as pacsv
 
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import RowRefusal
-from kafka_eos_source.sinks.division import Division
+from kafka_eos_source.sinks.division import Division, RangeRefusal
 from kafka_eos_source.sinks.formats import texts
 from kafka_eos_source.sinks.specs import require
 from kafka_eos_source.sinks.sql_database import (
@@ -181,7 +181,7 @@ class _Attempt:
     number: Callable[[int], int]
     curable: set[int]
 
-    def __call__(self, start: int, stop: int) -> RowRefusal | None:
+    def __call__(self, start: int, stop: int) -> RangeRefusal | None:
         dialect = self.connection.dialect
         dialect.do_savepoint(self.connection, _SAVEPOINT)
         try:
@@ -203,7 +203,7 @@ class _Attempt:
         dialect.do_release_savepoint(self.connection, _SAVEPOINT)
         if stop - start == 1 and found.depends_on_rows:
             self.curable.add(self.number(start))
-        return found.refusal(self.table)
+        return RangeRefusal(found.refusal(self.table), found.row)
 
 
 def divide(
