@@ -93,7 +93,8 @@ class Division:
                 stop = suspect if suspect > start else start + 1
             else:
                 stop = start + max(1, (refused_end - start) // 2)
-            found = self._try(attempt, start, stop)
+            self.count_try()
+            found = attempt(start, stop)
             if found is None:
                 self._accepted += stop - start
                 if stop == refused_end:  # a single row, which is accepted alone
@@ -110,8 +111,12 @@ class Division:
                 start, size = stop, max(1, self._accepted // len(self.refused))
                 refused_end = suspect = None
 
-    def _try(self, attempt: Try, start: int, stop: int) -> RangeRefusal | None:
+    def count_try(self) -> None:
+        """Counts a range that is about to be tried.
+
+        Raises:
+            DivisionLimitError: if the deadline has passed, or too many ranges were tried.
+        """
         if self.deadline.expired or self._tries == self.most_tries:
             raise DivisionLimitError(self.refused)
         self._tries += 1
-        return attempt(start, stop)

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source import option_values as values
@@ -456,9 +457,13 @@ class TwoPhase(Protocol):
             return self._send_rows(txn, staged.schema, staged.batches(), staged.rows, deadline)
         except RowsRefusedError as refused:
             answer = refused.answer
-        if (named := refused_rows(answer, staged.rows)) is not None:
-            return Refused(named)
-        return self._divide(txn, staged, answer, deadline)
+        search = _Search(self, txn, staged, deadline)
+        try:
+            return search.outcome(answer)
+        except _ProbeFailedError as failed:
+            return failed.outcome
+        except DivisionLimitError as limit:
+            return search.too_long(answer, limit.refused)
 
     def _send_rows(
         self,
@@ -483,50 +488,34 @@ class TwoPhase(Protocol):
         )
         return self.client.send(call, deadline)
 
-    def _divide(self, txn: SinkTxn, staged: Staged, answer: Answer, deadline: Deadline) -> Outcome:
-        """Finds the rows that the service refuses: prepares parts under other ids, and aborts them.
+    def probe(
+        self,
+        txn: SinkTxn,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        rows: int,
+        deadline: Deadline,
+    ) -> Answer | None:
+        """Lets the service prepare rows under another id, and aborts that at once.
 
-        Crash here ⇒ the next start lists the id of the part, no token names it, and it is aborted.
+        Crash here ⇒ the next start lists the id, no token names it, and it is aborted.
+
+        Returns:
+            None if the service accepts the rows, else its refusal.
+
+        Raises:
+            _ProbeFailedError: if it does not decide about the rows, or does not abort them.
         """
-        if staged.rows == 1:
-            return Refused({0: RowRefusal(str(answer))})
-        whole = pa.Table.from_batches(staged.batches(), staged.schema)
-        division = Division.within(deadline, _MOST_PROBES)
-
-        def probe(start: int, stop: int) -> RangeRefusal | None:
-            part, rows = replace(txn, attempt=SinkTxn.new_attempt(), digest=""), stop - start
-            try:
-                outcome = self._send_rows(
-                    part, staged.schema, whole.slice(start, rows).to_batches(), rows, deadline
-                )
-            except RowsRefusedError as refused:
-                named = refused_rows(refused.answer, rows) or {}
-                first = min(named, default=None)
-                why = named[0] if rows == 1 and named else RowRefusal(str(refused.answer))
-                return RangeRefusal(why, first)
-            failpoints.reach("sink.http.within_division")
-            for each in (outcome, self._send("abort", part, deadline)):
-                if each != OK:
-                    raise _ProbeFailedError(each)
-            return None
-
+        txn = replace(txn, attempt=SinkTxn.new_attempt(), digest="")
         try:
-            division.run(staged.rows, probe, lambda number: number, refuses=True)
-        except _ProbeFailedError as failed:
-            return failed.outcome
-        except DivisionLimitError as limit:
-            found = ", ".join(f"row {number}: {each.why}" for number, each in list(limit.refused.items())[:3])
-            return Fatal(
-                f"prepare {txn}: {answer}; the service does not name the rows that it refuses, and "
-                f"{_MOST_PROBES} requests, or half of {deadline.budget_seconds:.0f} s (commitTimeoutMs), did "
-                f"not find all of them; {len(limit.refused)} were found{': ' if found else ''}{found}",
-                _NAME_ROWS,
-            )
-        if not division.refused:
-            return Fatal(
-                f"prepare {txn}: {answer}; the service accepts each part of the batch alone", _NAME_ROWS
-            )
-        return Refused(division.refused)
+            outcome = self._send_rows(txn, schema, batches, rows, deadline)
+        except RowsRefusedError as refused:
+            return refused.answer
+        failpoints.reach("sink.http.within_search")
+        for each in (outcome, self._send("abort", txn, deadline)):
+            if each != OK:
+                raise _ProbeFailedError(each)
+        return None
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self._send("commit", txn, deadline)
@@ -554,6 +543,75 @@ class TwoPhase(Protocol):
 
     def _target(self, what: str, txn: SinkTxn) -> str:
         return f"{urlsplit(self.url).path}/{what}/{quote(str(txn), safe='')}"
+
+
+@dataclass
+class _Search:
+    """The search for the rows of a batch that a service refuses.
+
+    The service may name rows in its answer; a probe of the others shows whether these are all. If it names
+    none, probes of ever smaller parts find them.
+    """
+
+    protocol: TwoPhase
+    txn: SinkTxn
+    staged: Staged
+    deadline: Deadline
+
+    def outcome(self, answer: Answer) -> Outcome:
+        """Returns the refused rows, or `Fatal` if they cannot be found.
+
+        Args:
+            answer: the refusal of the whole batch.
+
+        Raises:
+            DivisionLimitError: if the search takes too long, or too many requests.
+            _ProbeFailedError: if the service does not decide about rows.
+        """
+        division = Division.within(self.deadline, _MOST_PROBES)
+        left = np.arange(self.staged.rows)
+        rows = pa.Table.from_batches(self.staged.batches(), self.staged.schema)
+        while (named := refused_rows(answer, len(left))) is not None:
+            division.refused |= {int(left[number]): why for number, why in named.items()}
+            rest = np.delete(np.arange(len(left)), list(named))
+            left, rows = left[rest], rows.take(pa.array(rest))
+            refusal = self._probe(rows, division) if len(left) else None
+            if refusal is None:
+                return Refused(division.refused)
+            answer = refusal
+        if len(left) == 1:
+            division.refused[int(left[0])] = RowRefusal(str(answer))
+            return Refused(division.refused)
+
+        def attempt(start: int, stop: int) -> RangeRefusal | None:
+            refusal = self._probe(rows.slice(start, stop - start), None)
+            if refusal is None:
+                return None
+            named = refused_rows(refusal, stop - start) or {}
+            why = named[0] if stop - start == 1 and named else RowRefusal(str(refusal))
+            return RangeRefusal(why, min(named, default=None))
+
+        division.run(len(left), attempt, lambda number: int(left[number]), refuses=True)
+        if not division.refused:
+            why = f"prepare {self.txn}: {answer}; the service accepts each part of the batch alone"
+            return Fatal(why, _NAME_ROWS)
+        return Refused(division.refused)
+
+    def too_long(self, answer: Answer, refused: Mapping[int, RowRefusal]) -> Fatal:
+        """Returns the outcome of a search that ended before it found all rows."""
+        found = "; ".join(f"row {number}: {each.why}" for number, each in list(refused.items())[:3])
+        return Fatal(
+            f"prepare {self.txn}: {answer}; {_MOST_PROBES} requests, or half of "
+            f"{self.deadline.budget_seconds:.0f} s (commitTimeoutMs), did not find all rows that the service "
+            f"refuses; {len(refused)} were found{': ' if found else ''}{found}",
+            _NAME_ROWS,
+        )
+
+    def _probe(self, rows: pa.Table, division: Division | None) -> Answer | None:
+        if division is not None:
+            division.count_try()
+        batches = rows.to_batches()
+        return self.protocol.probe(self.txn, self.staged.schema, batches, rows.num_rows, self.deadline)
 
 
 @dataclass

@@ -429,13 +429,14 @@ def _dates(column: pa.Array) -> pa.Array:
     first, last = bounds["min"].as_py(), bounds["max"].as_py()
     if first is None or (first >= _FIRST_DAY * unit and last < (_LAST_DAY + 1) * unit):
         return column
-    days = [None if each is None else divmod(each, unit) for each in at.to_pylist()]
-    return pa.array(
-        [None if each is None else _date_text(*each, is_date, zone) for each in days], pa.string()
-    )
+    found = [
+        None if each is None else _date_text(*divmod(each, unit), is_date=is_date, zone=zone)
+        for each in at.to_pylist()
+    ]
+    return pa.array(found, pa.string())
 
 
-def _date_text(day: int, rest_us: int, is_date: bool, zone: str) -> str:
+def _date_text(day: int, rest_us: int, *, is_date: bool, zone: str) -> str:
     cycles = (day - _FIRST_DAY) // _DAYS_OF_400_YEARS
     found = datetime.date.fromordinal(day - _FIRST_DAY - cycles * _DAYS_OF_400_YEARS + 1)
     year = found.year + 400 * cycles

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -148,7 +148,7 @@ class _Columns:
         if hasattr(kind, "data_type"):  # a domain of Postgres; its CHECK is left to the database
             is_not_null = is_not_null or bool(kind.not_null)
             kind = without_domain(kind)
-        about = {"column": field.name, "of": f"{_shown(kind)} of table {self.table.name!r}"}
+        about: dict[str, Any] = {"column": field.name, "of": f"{_shown(kind)} of table {self.table.name!r}"}
         if is_not_null and not self.fills_nulls and not self._numbers(column):
             yield NotNull(column=field.name, of=f"NOT NULL in table {self.table.name!r}")
         t = pa.types
@@ -177,7 +177,7 @@ class _Columns:
             return is_time or column.autoincrement is True
         return self.dialect not in _POSTGRES
 
-    def _of_text(self, kind: Any, about: Mapping[str, str]) -> Iterator[RowRule]:
+    def _of_text(self, kind: Any, about: Mapping[str, Any]) -> Iterator[RowRule]:
         sa = sqlalchemy()
         yield Utf8(**about)
         if self.dialect in _POSTGRES:
@@ -193,7 +193,7 @@ class _Columns:
                 yield LongestText(**about, most=kind.length, spaces_count=False)
         yield from self._of_length(about, is_for_text=True)
 
-    def _of_length(self, about: Mapping[str, str], *, is_for_text: bool) -> Iterator[RowRule]:
+    def _of_length(self, about: Mapping[str, Any], *, is_for_text: bool) -> Iterator[RowRule]:
         """Yields the rules for the length of a value in MySQL and MariaDB."""
         if self.most_bytes is None:
             return
@@ -201,21 +201,21 @@ class _Columns:
         if is_for_text and characters and most_bytes and characters < most_bytes:
             yield LongestTextOfMySql(**about, most=characters)
         elif is_for_text and most_bytes and charset is not None:
-            unit = "bytes" if charset in _LIKE_UTF8 else "characters"
-            yield LongestTextOfMySql(**about, most=most_bytes, unit=unit)  # type: ignore[arg-type]
+            unit: Literal["bytes", "characters"] = "bytes" if charset in _LIKE_UTF8 else "characters"
+            yield LongestTextOfMySql(**about, most=most_bytes, unit=unit)
         elif not is_for_text and most_bytes:
             yield LongestText(**about, most=most_bytes, unit="bytes")
         of = "max_allowed_packet of the server"
         yield LongestText(column=about["column"], of=of, most=self.most_bytes, unit="bytes")
 
-    def _of_nested(self, arrow: pa.DataType, kind: Any, about: Mapping[str, str]) -> Iterator[RowRule]:
+    def _of_nested(self, arrow: pa.DataType, kind: Any, about: Mapping[str, Any]) -> Iterator[RowRule]:
         yield Utf8(**about)
         if type(kind).__name__ == "JSONB":
             yield WithoutNul(**about)
         for path in _times_in(arrow):  # written by Python, as text
             yield TimestampRange(**about, path=path, first_us=_PYTHON_US[0], last_us=_PYTHON_US[1])
 
-    def _of_number(self, arrow: pa.DataType, kind: Any, about: Mapping[str, str]) -> Iterator[RowRule]:
+    def _of_number(self, arrow: pa.DataType, kind: Any, about: Mapping[str, Any]) -> Iterator[RowRule]:
         sa, is_float = sqlalchemy(), pa.types.is_floating(arrow)
         if self.dialect not in (*_POSTGRES, *_MYSQL):
             return
@@ -237,7 +237,7 @@ class _Columns:
             if kind.precision is not None:
                 yield DecimalFits(**about, precision=kind.precision, scale=kind.scale or 0)
 
-    def _of_time(self, arrow: pa.DataType, kind: Any, about: Mapping[str, str]) -> Iterator[RowRule]:
+    def _of_time(self, arrow: pa.DataType, kind: Any, about: Mapping[str, Any]) -> Iterator[RowRule]:
         if self.dialect in _MYSQL and isinstance(kind, sqlalchemy().TIMESTAMP):
             first, last = _MYSQL_TIMESTAMP_US
         elif self.copies:

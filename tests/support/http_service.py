@@ -39,6 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     faults: list[dict[str, Any]]
     log: list[dict[str, Any]]
     lock: threading.Lock
+    poison: dict[str, Any]
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -70,19 +71,39 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.faults[:] = json.loads(body)
             self._answer(200, {})
             return
+        if what == "poison":
+            self.poison.clear()
+            self.poison.update(json.loads(body))
+            self._answer(200, {})
+            return
         if what == "reset":
             self.log.clear()
             self.faults.clear()
+            self.poison.clear()
             self._answer(200, {})
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.log.append({"path": self.path, "headers": headers, "bytes": len(body)})
         if self._faulty(what, lose=LOSE_BEFORE):
             return
+        refused = self._refused(body) if what == "prepare" else []
+        if refused:
+            named = refused[: self.poison["names"]]
+            rows = [{"row": number, "reason": "is poison", "column": "name"} for number in named]
+            self._answer(self.poison["status"], {"rows": rows, "error": "poison"})
+            return
         with self.lock:
             status = self._do(what, unquote(rest[0]) if rest else "", body)
         if not self._faulty(what, lose=LOSE_AFTER):
             self._answer(status, {})
+
+    def _refused(self, body: bytes) -> list[int]:
+        """Returns the numbers of the rows that the service refuses."""
+        if not self.poison:
+            return []
+        names = [json.loads(line)["name"] for line in body.decode().splitlines()]
+        found = [number for number, name in enumerate(names) if name in self.poison["rows"]]
+        return found if len(found) >= self.poison["least"] else []
 
     def _do(self, what: str, txn: str, body: bytes) -> int:
         if what == "rows":
@@ -199,6 +220,18 @@ class HttpService:
         """Sets the faults of the next requests of a kind (``commit``, …): statuses or the constants above."""
         self._ask("POST", "/faults", [{"at": at, "do": do, "headers": headers or {}} for at, do in faults])
 
+    def refuse(self, *rows: str, status: int = 422, names: int | None = None, least: int = 1) -> None:
+        """Lets the service refuse bodies of JSON lines that contain rows with one of these names.
+
+        Args:
+            rows: values of the column ``name``.
+            status: the status of the answer.
+            names: how many of the refused rows the answer names; None = all.
+            least: how many such rows a body must contain.
+        """
+        poison = {"rows": rows, "status": status, "names": names, "least": least}
+        self._ask("POST", "/poison", poison)
+
     def log(self) -> list[dict[str, Any]]:
         """Returns the POST requests since the start."""
         found: list[dict[str, Any]] = self._ask("GET", "/log", None)
@@ -235,6 +268,7 @@ def serve(folder: str, port: str) -> None:
         pass
 
     Own.folder, Own.faults, Own.log, Own.lock = Path(folder), [], [], threading.Lock()
+    Own.poison = {}
     http.server.ThreadingHTTPServer.daemon_threads = True
     parent = os.getppid()
     with http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Own) as server:
