@@ -249,9 +249,8 @@ class SinkKills:
         broken = {rule: rule.broken(whole[rule.column].combine_chunks()).to_pylist() for rule in rules}
         ids, bad = whole["id"].to_pylist(), set(poison["id"].to_pylist())
         for rule, rows in broken.items():
-            stricter = [
-                each for each, is_broken in zip(ids, rows, strict=True) if is_broken and each not in bad
-            ]
+            found = {each for each, is_broken in zip(ids, rows, strict=True) if is_broken}
+            stricter = sorted(found - bad)
             assert not stricter, f"good rows break the rule {rule}: {stricter}"
         passed = [number for number in range(len(ids)) if not any(rows[number] for rows in broken.values())]
         return whole.take(passed)
