@@ -14,7 +14,7 @@ from integration.support.databases import MariaDb, Postgres, PostgresAlone, Serv
 from integration.support.processes import await_condition
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks import constructors
-from kafka_eos_source.sinks.contract import OK, Fatal, Retryable
+from kafka_eos_source.sinks.contract import OK, Fatal, Refused, Retryable
 from kafka_eos_source.sinks.specs import parse
 from kafka_eos_source.sinks.watched import check_targets
 from kafka_eos_source.testing.sinks import ROWS, SinkConformance, System, deadline, new_txn, opened, stage
@@ -37,10 +37,15 @@ class _OnServer(SinkConformance):
 
         table = server.new_table()
         more = {"mode": "upsert", "keys": ("id",)} if self.upserts else {}
+        key = "PRIMARY KEY" if self.upserts else ""
+        server.run(
+            f"CREATE TABLE {table} (id BIGINT {key}, name TEXT, amount DOUBLE PRECISION, CHECK (id < 100))"
+        )
         return System(
             sink=lambda: constructors.sql(server.url, table, **more).build(),  # type: ignore[arg-type]
             visible=lambda: server.rows(table),
             store=str(tmp_path / "store"),
+            poison=pa.table({"id": [100, 101], "name": ["a", "b"], "amount": [0.0, 1.0]}),
         )
 
     @pytest.mark.fault(
@@ -178,7 +183,7 @@ class TestMariaDb(_OnServer):
     ) -> None:
         with opened(system) as sink:
             table = _table_of(system)
-            server.run(f"CREATE TABLE {table} (id BIGINT, name TEXT, amount DOUBLE) ENGINE = MyISAM")
+            server.run(f"ALTER TABLE {table} ENGINE = MyISAM")
             with pytest.raises(InvalidSchemaError, match="MyISAM, which has no transactions"):
                 sink.make_ready(ROWS.schema, deadline())
 
@@ -193,6 +198,7 @@ def check_prepare_finds_violated_constraint(server: Server, system: System) -> N
     names, table = server.new_table(), _table_of(system)
     server.run(
         f"CREATE TABLE {names} (name TEXT PRIMARY KEY)",
+        f"DROP TABLE {table}",
         f"CREATE TABLE {table} "
         f"(id BIGINT, name TEXT REFERENCES {names} (name) DEFERRABLE INITIALLY DEFERRED)",
         f"INSERT INTO {names} VALUES ('a')",
@@ -203,8 +209,8 @@ def check_prepare_finds_violated_constraint(server: Server, system: System) -> N
         assert sink.prepare(first, stage(sink, good), deadline()) == OK
         assert sink.commit(first, deadline()) == OK
         outcome = sink.prepare(second, stage(sink, bad), deadline())
-        assert isinstance(outcome, Fatal)
-        assert "foreign key" in outcome.why
+        assert isinstance(outcome, Refused)
+        assert "foreign key" in outcome.rows[0].why
         assert list(sink.recover(deadline())) == []
     assert [row["id"] for row in server.rows(table)] == [1]
 
@@ -270,7 +276,7 @@ def check_a_key_of_zero_stays_zero(server: Server, folder: Path, creates: str) -
                 assert sink.commit(txn, deadline()) == OK
             if creates == "user":
                 long = rows.set_column(1, "name", pa.array(["a", "longer than the column"]))
-                assert isinstance(sink.prepare(new_txn(3), stage(sink, long), deadline()), Fatal)
+                assert isinstance(sink.prepare(new_txn(3), stage(sink, long), deadline()), Refused)
     finally:
         server.run("SET GLOBAL sql_mode = DEFAULT")
     assert sorted(row["id"] for row in server.rows(table)) == [0, 1]

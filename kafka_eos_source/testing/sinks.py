@@ -224,9 +224,12 @@ class SinkKills:
             pytest.skip("all of the poison rows break rules that tasks check")
         for line, txn, before in self._kills(system, "prepare", mixed):
             with opened(system) as sink:
-                assert list(sink.recover(deadline())) in ([], [txn]), line
+                # a sink may prepare parts of the batch under other ids, which no token ever names
+                found = list(sink.recover(deadline()))
+                assert {each.sequence for each in found} <= {txn.sequence}, (line, found)
                 assert self.times(system) == before, line
-                assert sink.abort(txn, deadline()) == OK, line
+                for each in {txn, *found}:
+                    assert sink.abort(each, deadline()) == OK, line
                 again = new_txn()
                 assert sink.prepare(again, stage(sink, good), deadline()) == OK, line
                 assert list(sink.recover(deadline())) == [again], line

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import ClassVar
 
+import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -86,6 +87,8 @@ _READERS = {"parquet": lambda file: pq.ParquetFile(file).read().to_pylist(), "js
 class TestSqlite(SinkConformance):
     """SQLite has no prepared transactions, so prepared rows are in the checkpoint."""
 
+    columns: ClassVar[str] = "id BIGINT CHECK (id < 100), name TEXT CHECK (name <> 'no'), amount DOUBLE"
+
     depth = 2
     most_kills = 15
 
@@ -94,15 +97,17 @@ class TestSqlite(SinkConformance):
         pytest.importorskip("sqlalchemy")
 
         file = tmp_path / "sink.db"
+        with sqlite3.connect(file) as made:
+            made.execute(f"CREATE TABLE rows ({self.columns})")
 
         def visible() -> Rows:
             with sqlite3.connect(file) as connection:
                 connection.row_factory = sqlite3.Row
-                made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'rows'").fetchone()
-                return [dict(row) for row in connection.execute("SELECT * FROM rows")] if made else []
+                return [dict(row) for row in connection.execute("SELECT * FROM rows")]
 
         return System(
             sink=lambda: constructors.sql(f"sqlite:///{file}", "rows").build(),
             visible=visible,
             store=str(tmp_path / "store"),
+            poison=pa.table({"id": [100, 50, 101], "name": ["a", "no", "b"], "amount": [0.0, 1.0, 2.0]}),
         )

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,6 +44,7 @@ from kafka_eos_source.testing.sinks import (
     ROWS,
     Rows,
     SinkConformance,
+    SinkKills,
     System,
     deadline,
     new_txn,
@@ -88,11 +90,24 @@ def _system(service: HttpService, mode: str, folder: Path, kind: str = "json", *
 
 
 class TestTwoPhase(SinkConformance):
+    """The service does not name the rows that it refuses."""
+
     most_kills: ClassVar[int] = 10
+    names: ClassVar[int | None] = 0
 
     @pytest.fixture
     def system(self, service: HttpService, tmp_path: Path) -> System:
-        return _system(service, "two-phase", tmp_path, "arrow")
+        service.refuse("poison", names=self.names)
+        poison = pa.table({"id": [100, 101], "name": ["poison", "poison"], "amount": [0.0, 1.0]})
+        return replace(_system(service, "two-phase", tmp_path, "arrow"), poison=poison)
+
+
+class TestTwoPhaseThatNamesRows(SinkKills):
+    """The service names one of the rows that it refuses."""
+
+    most_kills: ClassVar[int] = 20
+    names: ClassVar[int | None] = 1
+    system = TestTwoPhase.system
 
 
 class TestIdempotencyKey(SinkConformance):

@@ -101,7 +101,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Returns the numbers of the rows that the service refuses."""
         if not self.poison:
             return []
-        names = [json.loads(line)["name"] for line in body.decode().splitlines()]
+        if self.headers["Content-Type"] == "application/x-ndjson":
+            names = [json.loads(line)["name"] for line in body.decode().splitlines()]
+        else:
+            import pyarrow as pa  # the service itself starts without it
+
+            names = pa.ipc.open_stream(body).read_all()["name"].to_pylist()
         found = [number for number, name in enumerate(names) if name in self.poison["rows"]]
         return found if len(found) >= self.poison["least"] else []
 
@@ -221,7 +226,7 @@ class HttpService:
         self._ask("POST", "/faults", [{"at": at, "do": do, "headers": headers or {}} for at, do in faults])
 
     def refuse(self, *rows: str, status: int = 422, names: int | None = None, least: int = 1) -> None:
-        """Lets the service refuse bodies of JSON lines that contain rows with one of these names.
+        """Lets the service refuse bodies that contain rows with one of these names.
 
         Args:
             rows: values of the column ``name``.
