@@ -1,4 +1,4 @@
-"""A row that one of several outputs refuses leaves all of them, and becomes one dead letter, whatever dies."""
+"""A row that one output refuses leaves all outputs, and becomes one dead letter, whatever is killed."""
 
 from __future__ import annotations
 
