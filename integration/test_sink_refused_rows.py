@@ -1,10 +1,11 @@
-"""Rows that real PostgreSQL and MariaDB servers refuse: the rules of columns, and the search for the others.
+"""Rows that PostgreSQL, MariaDB and a web service refuse: rules of columns, and the search for the others.
 
 The server is the judge of the rules: a value that breaks one must be refused by the server too.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -15,9 +16,11 @@ import pyarrow as pa
 import pytest
 
 from integration.support.databases import MariaDb, Postgres, Server
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Refused, Retryable
 from kafka_eos_source.testing.sinks import Given, Rows, System, deadline, new_txn, opened
+from tests.support.http_service import running
 
 #: A column of a table, values, and the numbers of those that break a rule and that only the server refuses.
 Case = tuple[str, pa.Array, Sequence[int], Sequence[int]]
@@ -402,3 +405,40 @@ class TestMariaDb(_OnServer):
         found, seen = written(server, table, store, rows)
         assert found == sorted(outcome.rows)
         assert sorted(row["id"] for row in seen) == [1, 3, 7]
+
+
+@pytest.mark.fault("T486", "the driver is killed", "a sink looks for the rows that a web service refuses")
+@pytest.mark.parametrize("names", [0, 1], ids=["no row is named", "one row is named"])
+def test_a_driver_that_is_killed_in_the_search_leaves_an_id_that_the_next_start_aborts(
+    tmp_path: Path, names: int
+) -> None:
+    rows = pa.table(
+        {"id": ints(*range(50)), "name": ["poison" if at in (7, 40) else "x" for at in range(50)]}
+    )
+    txn = new_txn()
+    with running(tmp_path / "service") as service:
+        service.refuse("poison", names=names)
+        system = System(sink=lambda: constructors.http(service.url).build(), visible=service.committed)
+
+        def prepare(kill: bool) -> Outcome:
+            with opened(system) as sink:
+                if kill:
+                    failpoints.reach = lambda name: name.endswith("within_search") and os.kill(os.getpid(), 9)
+                return sink.prepare(txn, Given(rows.schema, 50, [rows.to_batches()]), deadline())
+
+        child = os.fork()
+        if child == 0:
+            prepare(kill=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 9
+        with opened(system) as sink:
+            (left,) = sink.recover(deadline())
+            assert left != txn
+            assert left.sequence == txn.sequence
+            assert sink.abort(left, deadline()) == OK
+        outcome = prepare(kill=False)
+        assert isinstance(outcome, Refused)
+        assert sorted(outcome.rows) == [7, 40]
+        with opened(system) as sink:
+            assert list(sink.recover(deadline())) == []
+        assert service.committed() == []

@@ -88,9 +88,6 @@ def test_other_statuses_are_not_about_rows(service: HttpService, status: str) ->
     assert status == "409" or (isinstance(outcome, Fatal) and expected[status] in outcome.fix)
 
 
-@pytest.mark.fault(
-    "T486", "429, a refusal, or no answer", "the sink looks for the rows that a service refuses"
-)
 @pytest.mark.parametrize(("at", "fault"), [("abort", "401"), ("abort", "503"), ("status", "500")])
 def test_a_search_that_cannot_go_on_names_no_rows_and_leaves_its_parts_to_the_next_start(
     service: HttpService, at: str, fault: str
@@ -109,7 +106,6 @@ def test_a_search_that_cannot_go_on_names_no_rows_and_leaves_its_parts_to_the_ne
         assert list(sink.recover(deadline())) == []
 
 
-@pytest.mark.fault("T486", "a crash of the driver", "the sink looks for the rows that a service refuses")
 def test_a_driver_that_dies_in_the_search_leaves_an_id_that_no_token_names(
     service: HttpService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

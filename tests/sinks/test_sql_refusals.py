@@ -217,7 +217,6 @@ def test_a_search_that_takes_too_long_is_an_error_with_the_first_rows(
         assert list(sink.recover(deadline())) == []
 
 
-@pytest.mark.fault("T485", "a lock, a full disk, a missing table", "the sink looks for refused rows")
 @pytest.mark.parametrize(("code", "kind"), [("SQLITE_BUSY", Retryable), ("SQLITE_FULL", Retryable)])
 def test_an_error_that_is_not_about_rows_ends_the_search(
     file: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: type
