@@ -11,7 +11,7 @@ written exactly once, and never without the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,8 @@ _LONGEST_MESSAGE = 1000
 _LONGEST_NAME = 250
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
+#: Invalid rows are staged when there are so many, or when they have so many bytes.
+_ENOUGH_ROWS, _ENOUGH_BYTES = 1000, 16 << 20
 
 
 # -- which rows are invalid ------------------------------------------------------------------------
@@ -90,6 +92,17 @@ class Reasons:
     errors: pa.Array
     messages: pa.Array
     sinks: pa.Array
+
+    def filtered(self, rows: pa.Array) -> Reasons:
+        """Returns the reasons of some rows."""
+        return Reasons(self.errors.filter(rows), self.messages.filter(rows), self.sinks.filter(rows))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Reasons]) -> Reasons:
+        """Returns the reasons of several batches, one after the other."""
+        return cls(
+            *(pa.concat_arrays([getattr(each, name) for each in parts]) for name in cls.__annotations__)
+        )
 
 
 @dataclass(frozen=True)
@@ -286,6 +299,8 @@ class InvalidRows:
         self._target = target
         self._stage = stage
         self._part: PartStage | None = None
+        self._waiting: list[tuple[pa.RecordBatch, Reasons]] = []
+        self._frame: tuple[SinkColumns, Plan | None] | None = None
         self._meter = TaskMeter(topic)
         self.count = 0
 
@@ -316,14 +331,20 @@ class InvalidRows:
         self.count += bad.true_count
         if self._topic is not None:
             rows = batch.filter(bad)
-            why = Reasons(*(each.filter(bad) for each in (reasons.errors, reasons.messages, reasons.sinks)))
-            self._write(_letters(rows, why, columns, plan))
+            if self._waiting and self._waiting[0][0].schema != rows.schema:
+                self._write_waiting()
+            self._frame = columns, plan
+            self._waiting.append((rows, reasons.filtered(bad)))
+            size = sum(each.nbytes for each, _ in self._waiting)
+            if size >= _ENOUGH_BYTES or sum(each.num_rows for each, _ in self._waiting) >= _ENOUGH_ROWS:
+                self._write_waiting()
         return batch.filter(pc.invert(bad))
 
     def take_bad_records(self, bad: pa.RecordBatch) -> None:
         """Takes records that a read set aside, with the columns `spark.arrow.BAD_RECORDS`."""
         self.count += bad.num_rows
         if self._topic is not None and bad.num_rows:
+            self._write_waiting()  # letters keep the order of their rows
             self._write(
                 _Letters(
                     {name: bad.column(name) for name in (KEY, VALUE, HEADERS)},
@@ -337,6 +358,7 @@ class InvalidRows:
 
     def finish(self) -> StagedPart | None:
         """Makes the dead letters durable; None if there are none."""
+        self._write_waiting()
         if self._part is None or self._topic is None:
             return None
         part, self._part = self._part.finish(), None
@@ -351,6 +373,13 @@ class InvalidRows:
         """Discards the dead letters, because the task attempt failed."""
         if self._part is not None:
             self._part.discard()
+
+    def _write_waiting(self) -> None:
+        """Stages the letters of rows that wait for more rows, because a batch of letters costs some ms."""
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._frame is not None:
+            (rows,) = pa.Table.from_batches([each for each, _ in waiting]).combine_chunks().to_batches()
+            self._write(_letters(rows, Reasons.joined([each for _, each in waiting]), *self._frame))
 
     def _write(self, letters: _Letters) -> None:
         """Stages dead letters."""
