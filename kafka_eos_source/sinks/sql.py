@@ -346,11 +346,10 @@ class SqlSink(TwoPhaseSink):
         """
         with self._errors():
             self._connect()
-            self._table = None
-            table = self._table_for(schema)
+            table = load_table_for(self._engine, self.table, self.schema, schema, self.keys)
             with autocommit(self._engine) as connection:
                 found = table_rules(connection, table, schema, self.keys)
-        self._is_complete = found.is_complete
+        self._table, self._is_complete = table, found.is_complete
         return found.rules
 
     @property

@@ -288,37 +288,42 @@ def _fills_nulls(connection: Any, table: Any) -> bool:
     dialect = connection.dialect.name
     if dialect == "sqlite":
         return False
-    if dialect not in (*_POSTGRES, *_MYSQL):
-        return True
-    sa, parameters = sqlalchemy(), {"name": table.name, "schema": table.schema}
-    default = "current_schema()" if dialect in _POSTGRES else "DATABASE()"
-    if dialect in _MYSQL:  # who lacks the right TRIGGER sees none
-        right = sa.text(
-            "SELECT 1 FROM (SELECT grantee, privilege_type FROM information_schema.user_privileges UNION "
-            "SELECT grantee, privilege_type FROM information_schema.schema_privileges "
-            "WHERE table_schema = COALESCE(:schema, DATABASE()) UNION "
-            "SELECT grantee, privilege_type FROM information_schema.table_privileges "
-            "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name) p "
-            "WHERE privilege_type = 'TRIGGER'"
+    sa = sqlalchemy()
+    if dialect in _POSTGRES:  # a partition may have triggers of its own; 66: before, or instead of
+        name = connection.dialect.identifier_preparer.format_table(table)
+        statement = sa.text(
+            "SELECT c.relkind <> 'r' OR c.relhasrules OR EXISTS (SELECT FROM pg_trigger g "
+            "WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 66 <> 0) "
+            "FROM pg_class c WHERE c.oid = to_regclass(:name)"
         )
-        if connection.execute(right, parameters).first() is None:
-            return True
-    triggers = sa.text(
-        "SELECT 1 FROM information_schema.triggers WHERE event_manipulation IN ('INSERT', 'UPDATE') AND "
-        "action_timing <> 'AFTER' AND event_object_table = :name AND "
-        f"event_object_schema = COALESCE(:schema, {default})"
+        return connection.execute(statement, {"name": name}).scalar() is not False
+    if dialect not in _MYSQL:
+        return True
+    of_schema = "= COALESCE(:schema, DATABASE())"
+    right = sa.text(  # who lacks the right TRIGGER sees none
+        "SELECT 1 FROM (SELECT privilege_type FROM information_schema.user_privileges UNION "
+        "SELECT privilege_type FROM information_schema.schema_privileges "
+        f"WHERE table_schema {of_schema} UNION "
+        "SELECT privilege_type FROM information_schema.table_privileges "
+        f"WHERE table_schema {of_schema} AND table_name = :name) p WHERE privilege_type = 'TRIGGER'"
     )
-    return connection.execute(triggers, parameters).first() is not None
+    triggers = sa.text(
+        "SELECT 1 FROM information_schema.triggers WHERE event_manipulation IN ('INSERT', 'UPDATE') "
+        f"AND action_timing = 'BEFORE' AND event_object_table = :name AND event_object_schema {of_schema}"
+    )
+    parameters = {"name": table.name, "schema": table.schema}
+    may_look = connection.execute(right, parameters).first() is not None
+    return not may_look or connection.execute(triggers, parameters).first() is not None
 
 
 def _may_refuse_more(connection: Any, table: Any) -> bool:
     """Returns whether the database may refuse rows for other reasons than their columns' types."""
     sa, dialect = sqlalchemy(), connection.dialect.name
     if dialect == "sqlite":
-        statement = sa.text("SELECT upper(sql) FROM sqlite_master WHERE tbl_name = :name")
+        statement = sa.text("SELECT upper(sql) FROM sqlite_master WHERE lower(tbl_name) = lower(:name)")
         found = [str(each) for (each,) in connection.execute(statement, {"name": table.name})]
         words = ("UNIQUE", "CHECK", "REFERENCES", "TRIGGER", "PRIMARY KEY", "STRICT", "INDEX", "VIEW")
-        return any(word in each for each in found for word in words)
+        return not found or any(word in each for each in found for word in words)
     if dialect not in _POSTGRES:
         return True
     name = connection.dialect.identifier_preparer.format_table(table)
