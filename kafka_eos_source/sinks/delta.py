@@ -37,6 +37,7 @@ from kafka_eos_source.sinks.contract import (
 from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
 from kafka_eos_source.sinks.sink_options import SinkOption, columns
 from kafka_eos_source.sinks.specs import require
+from kafka_eos_source.sinks.table_columns import has_null_type, matching, misfit, new_columns, spelled
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
@@ -329,11 +330,10 @@ class Target:
             self._check_creation(schema)
         else:
             problem, added = self._misfit(table, schema)
-            if added:
-                new = _delta_schema(_selected(schema, added))
-                problem = schema_mismatch(
-                    pa.schema([*arrow_schema(table), *pa.schema(new.to_arrow())]), schema
-                )
+            if added is not None:
+                own = arrow_schema(table)
+                after = pa.schema([*own, *pa.schema(_delta_schema(added).to_arrow())])
+                problem = misfit(spelled(schema, own, self.name), after)
             if problem:
                 raise unfit(self.name, f"{problem}.", self.evolution)
         if is_local:
@@ -354,26 +354,29 @@ class Target:
         def evolve() -> tuple[DeltaTable, str]:
             table = self.load() or self._create(schema)
             problem, added = self._misfit(table, schema)
-            if added:
-                table.alter.add_columns(_delta_schema(_selected(schema, added)).fields)
+            if added is not None:
+                table.alter.add_columns(_delta_schema(added).fields)
                 return evolve()
             return table, problem and f"{problem}."
 
         return fitting_table(evolve, CommitFailedError, self.name, self.evolution, deadline)
 
-    def _misfit(self, table: DeltaTable, schema: pa.Schema) -> tuple[str, list[str]]:
+    def _misfit(self, table: DeltaTable, schema: pa.Schema) -> tuple[str, pa.Schema | None]:
         """Returns why rows of a schema do not fit the table ("" if they do), and the columns to add to it.
 
         Raises:
             InvalidOptionError: if the table has features that this sink cannot write.
+            InvalidSchemaError: as `spelled`.
         """
         if unsupported := unsupported_features(table):
             raise InvalidOptionError(
                 f"the {self.name} uses features that this sink cannot write: {unsupported}.",
                 fix="write to a table without these features.",
             )
-        problem = schema_mismatch(arrow_schema(table), schema)
-        return problem, new_columns(arrow_schema(table), schema) if problem and self.evolution == ADD else []
+        own = arrow_schema(table)
+        frame = spelled(schema, own, self.name)
+        added = new_columns(frame, own) if self.evolution == ADD else []
+        return misfit(frame, own), pa.schema([frame.field(name) for name in added]) if added else None
 
     def _check_creation(self, schema: pa.Schema) -> None:
         """Checks that the table, which does not exist, may be created and can hold rows of this schema.
@@ -386,14 +389,20 @@ class Target:
                 f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
                 fix="create the table, correct sink.<name>.path, or set sink.<name>.create=true.",
             )
-        missing = [name for name in self.partition_by if name not in schema.names]
-        if missing or len(self.partition_by) == len(schema):
+        spelled(schema, pa.schema([]), self.name)
+        columns = self._partition_columns(schema)
+        if len(columns) < len(self.partition_by) or len(columns) == len(schema):
             raise InvalidOptionError(
                 f"option 'partition.by' has the value {', '.join(self.partition_by)!r}; expected some, but "
                 f"not all, of the frame's columns: {', '.join(schema.names)}.",
                 fix="correct the option.",
             )
         _delta_schema(schema)
+
+    def _partition_columns(self, schema: pa.Schema) -> list[str]:
+        """Returns the columns of the frame by which a new table is partitioned; none for unknown names."""
+        found, _ = matching(self.partition_by, schema.names)
+        return list(dict.fromkeys(found.values()))
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         from deltalake import DeltaTable
@@ -405,7 +414,7 @@ class Target:
                 self.uri,
                 schema,
                 mode="error",
-                partition_by=list(self.partition_by),
+                partition_by=self._partition_columns(schema),
                 configuration=dict(self.properties),
                 storage_options=dict(self.storage),
             )
@@ -419,10 +428,6 @@ class Target:
             return found  # another process created the table first
 
 
-def _selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in names])
-
-
 def _delta_schema(schema: pa.Schema) -> Schema:
     from deltalake import Schema
 
@@ -431,7 +436,7 @@ def _delta_schema(schema: pa.Schema) -> Schema:
     except Exception as error:
         raise _unsupported_schema(str(error).partition("\n")[0]) from error
     # delta-rs silently converts unsigned integers to signed ones, and accepts columns without a type
-    problem = schema_mismatch(pa.schema(found.to_arrow()), schema) or "; ".join(
+    problem = misfit(schema, pa.schema(found.to_arrow())) or "; ".join(
         f"column {each.name!r} has type {each.type}" for each in schema if has_null_type(each.type)
     )
     if problem:
@@ -486,52 +491,3 @@ def unsupported_features(table: DeltaTable) -> str:
         if pa.types.is_binary(table_schema.field(name).type)
     ]
     return "; ".join(found)
-
-
-def schema_mismatch(table: pa.Schema, frame: pa.Schema) -> str:
-    """Describes why rows of the frame's schema do not fit the table's schema; empty if they do."""
-    found = [f"it has no column {name!r}" for name in new_columns(table, frame)]
-    for each in table:
-        at = frame.get_field_index(each.name)
-        if at >= 0 and not _fits(frame.field(at).type, each.type):
-            found.append(
-                f"column {each.name!r} is {frame.field(at).type} in the frame and {each.type} in the table"
-            )
-        elif at < 0 and not each.nullable:
-            found.append(f"it requires the column {each.name!r}")
-    return "; ".join(found)
-
-
-def new_columns(table: pa.Schema, frame: pa.Schema) -> list[str]:
-    """Returns the columns of the frame that the table does not have."""
-    return [name for name in frame.names if name not in table.names]
-
-
-def has_null_type(kind: pa.DataType) -> bool:
-    """Returns whether a type is or contains the type of Spark's untyped ``NULL``."""
-    inside = (kind.field(at).type for at in range(kind.num_fields))
-    return pa.types.is_null(kind) or any(has_null_type(each) for each in inside)
-
-
-def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
-    """Returns whether types are equal except for names inside lists, or the table's has a wider range."""
-    if frame == table:
-        return True
-    kind = pa.types
-    if kind.is_signed_integer(frame) and kind.is_signed_integer(table):
-        return bool(frame.bit_width <= table.bit_width)
-    if kind.is_decimal(frame) and kind.is_decimal(table):
-        whole = frame.precision - frame.scale <= table.precision - table.scale
-        return bool(frame.scale <= table.scale and whole)
-    if kind.is_timestamp(frame) and kind.is_timestamp(table):
-        return frame.unit in ("s", "ms", "us") and (frame.tz is None) == (table.tz is None)
-    if kind.is_struct(frame) and kind.is_struct(table):
-        names = [field.name for field in frame]
-        return names == [field.name for field in table] and all(
-            _fits(frame.field(at).type, table.field(at).type) for at in range(frame.num_fields)
-        )
-    if kind.is_list(frame) and kind.is_list(table):
-        return _fits(frame.value_type, table.value_type)
-    if kind.is_map(frame) and kind.is_map(table):
-        return _fits(frame.key_type, table.key_type) and _fits(frame.item_type, table.item_type)
-    return bool(kind.is_float32(frame) and kind.is_float64(table))

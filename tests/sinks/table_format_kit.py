@@ -120,6 +120,77 @@ class TableFormatKit:
         notes = [row["note"] for row in lake.visible()]
         assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
+    @pytest.mark.parametrize("evolution", ["fail", "add"])
+    def test_the_letter_case_of_a_name_does_not_make_another_column(
+        self, lake: Lake, evolution: str
+    ) -> None:
+        inner = pa.struct([("x", pa.int32()), ("Y", pa.string())])
+        lake.create(
+            pa.schema(
+                [
+                    ("id", pa.int64()),
+                    ("Name", pa.string()),
+                    ("inner", inner),
+                    ("list", pa.list_(inner)),
+                    ("map", pa.map_(pa.string(), inner)),
+                ]
+            )
+        )
+        own = pa.struct([("y", pa.string()), ("X", pa.int32())])  # in another order, too
+        value = {"y": "z", "X": 1}
+        rows = pa.table(
+            {
+                "NAME": ["a", "b", None],
+                "MAP": pa.array([[("k", value), ("l", None)], [], None], pa.map_(pa.string(), own)),
+                "List": pa.array([[value, None], [], None], pa.list_(own)),
+                "INNER": pa.array([value, {"y": None, "X": None}, None], own),
+                "ID": pa.array([1, 2, 3], pa.int64()),
+            }
+        )
+        lake.write_batch(rows.slice(0, 1), 1, schema_evolution=evolution)
+        lake.write_batch(rows.slice(1), 2, schema_evolution=evolution)
+        seen = sorted(lake.visible(), key=lambda row: row["id"])
+        read = {"x": 1, "Y": "z"}
+        assert seen == [
+            {"id": 1, "Name": "a", "inner": read, "list": [read, None], "map": [("k", read), ("l", None)]},
+            {"id": 2, "Name": "b", "inner": {"x": None, "Y": None}, "list": [], "map": []},
+            {"id": 3, "Name": None, "inner": None, "list": None, "map": None},
+        ]
+
+    def test_new_columns_are_added_beside_names_in_another_case(self, lake: Lake) -> None:
+        lake.create(pa.schema([("id", pa.int64())]))
+        lake.write_batch(pa.table({"NOTE": ["n"], "ID": [1]}), 1, schema_evolution="add")
+        lake.write_batch(pa.table({"note": ["m"], "Id": [2]}), 2, schema_evolution="add")
+        assert sorted(lake.visible(), key=lambda row: row["id"]) == [
+            {"id": 1, "NOTE": "n"},
+            {"id": 2, "NOTE": "m"},
+        ]
+
+    @pytest.mark.parametrize("exists", [True, False])
+    @pytest.mark.parametrize("nested", [True, False])
+    def test_names_that_are_one_column_are_refused_before_the_first_batch(
+        self, lake: Lake, exists: bool, nested: bool
+    ) -> None:
+        def schema(*names: str) -> pa.Schema:
+            fields = [pa.field(each, pa.int64()) for each in names]
+            return pa.schema([pa.field("s", pa.list_(pa.struct(fields)))] if nested else fields)
+
+        if exists:
+            lake.create(schema("id"))
+        with opened(lake.system(schema_evolution="add")) as sink:
+            for call in (sink.check, sink.make_ready):
+                with pytest.raises(InvalidSchemaError, match="'id' and 'ID'.* cannot|cannot hold .*'id' and 'ID'"):
+                    call(schema("id", "ID"), deadline())
+
+    def test_partition_columns_may_be_spelled_in_another_case(self, lake: Lake) -> None:
+        rows = pa.table({"Id": pa.array([1, 2], pa.int64()), "Name": ["a", "b"]})
+        lake.write_batch(rows, 1, partition_by="NAME")
+        lake.write_batch(rows.rename_columns(["ID", "name"]), 2)
+        lake.write_batch(rows.select(["Id"]), 3)  # its partition is null
+        assert sorted((row["Id"], row["Name"] or "") for row in lake.visible()) == [
+            (1, ""), (1, "a"), (1, "a"), (2, ""), (2, "b"), (2, "b")
+        ]  # fmt: skip
+
     def test_a_required_column_takes_rows_that_have_it(self, lake: Lake) -> None:
         lake.create(pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())]))
         lake.write_batch(ROWS.select(["id", "name"]))

@@ -251,7 +251,7 @@ def test_a_type_that_does_not_fit_its_column_is_named(lake: Lake, capsys: pytest
     wrong = pa.table({"a": pa.array([{"x": "1"}]), "b": pa.array([["1"]])})
     with pytest.raises(
         InvalidSchemaError,
-        match=r"'a\.x' is string in the frame and int in the table; column 'b\.element' is",
+        match=r"'a\.x' is string in the frame and int32 in the table; column 'b\.element' is",
     ):
         lake.write_batch(wrong)
     with pytest.raises(InvalidSchemaError, match="duration"):
