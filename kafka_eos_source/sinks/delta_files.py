@@ -266,7 +266,7 @@ def _bounded(kind: pa.DataType) -> bool:
 
 
 def _bound(raw: Any, kind: pa.DataType, *, is_upper: bool) -> Any:
-    """Returns a bound as in PROTOCOL.md; None if there is none: a date has no text outside of years 1 to 9999.
+    """Returns a bound as in PROTOCOL.md; None if it has no text: a date after the year 9999.
 
     Args:
         raw: value as Parquet stores it: a number, or bytes.

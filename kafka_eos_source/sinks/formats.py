@@ -19,8 +19,16 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.row_checks import NotNull, RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption
-from kafka_eos_source.sinks.table_columns import has_null_type, unsliced
+from kafka_eos_source.sinks.table_columns import (
+    conform,
+    has_null_type,
+    items_of,
+    optional,
+    utf8_rules,
+    year_rules,
+)
 
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
 #: Options of every sink that writes files.
@@ -57,13 +65,33 @@ def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -
         compression: value of the option `COMPRESSION`.
     """
     if kind == "parquet":
-        parquet: Writer = pq.ParquetWriter(out, schema, compression=compression)
-        return parquet
+        return _ParquetWriter(out, schema, compression)
     if kind == "csv":
         # RFC 4180 with a header; null is an empty field, an empty string is ""
         csv: Writer = pacsv.CSVWriter(out, schema)
         return csv
     return JsonLinesWriter(out)
+
+
+class _ParquetWriter:
+    """Writes batches to a Parquet file whose nested fields may all be null.
+
+    Arrow's writer refuses a null in a required field of a struct even where the whole struct is null.
+    """
+
+    def __init__(self, out: pa.NativeFile, schema: pa.Schema, compression: str) -> None:
+        self._schema = pa.schema([field.with_type(optional(field.type)) for field in schema])
+        self._is_same = self._schema.equals(schema)
+        self._writer = pq.ParquetWriter(out, self._schema, compression=compression)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        if self._is_same:
+            self._writer.write_batch(batch)
+        else:
+            self._writer.write_table(conform(pa.Table.from_batches([batch]), self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def check(kind: str, schema: pa.Schema) -> None:
@@ -83,6 +111,21 @@ def check(kind: str, schema: pa.Schema) -> None:
         raise InvalidSchemaError(
             f"two columns have the same name: {', '.join(schema.names)}.", fix="rename one of them."
         )
+
+
+def row_rules(kind: str, schema: pa.Schema) -> list[RowRule]:
+    """Returns the rules for rows of files of this format.
+
+    Parquet's texts, and files of the other formats, must be UTF-8; readers refuse the whole file otherwise.
+    """
+    label = f"a {kind} file"
+    if kind == "parquet":
+        return utf8_rules(schema, label)
+    found = [*utf8_rules(schema, label), *year_rules(schema, label)]
+    if kind == "csv" and len(schema) == 1:
+        of = "the only column of a csv file, whose readers pass over empty lines"
+        found.append(NotNull(column=schema.names[0], of=of))
+    return found
 
 
 def _is_writable(kind: str, field: pa.Field) -> bool:
@@ -171,10 +214,10 @@ def texts(column: pa.Array) -> pa.Array:
         members = _objects([field.name for field in kind], column.flatten(), len(column))
         return _where_valid(column, members)
     if pa.types.is_list(kind):
-        offsets, (items,) = unsliced(column, [column.values])
+        offsets, (items,) = items_of(column)
         return _where_valid(column, _joined("[", offsets, _values(items), "]"))
     if pa.types.is_map(kind):
-        offsets, (keys, items) = unsliced(column, [column.keys, column.items])
+        offsets, (keys, items) = items_of(column)
         entries = pc.binary_join_element_wise(_names(keys), _large(":"), _values(items), _large(""))
         return _where_valid(column, _joined("{", offsets, entries, "}"))
     raise TypeError(f"JSON cannot hold values of the type {kind}")
@@ -194,11 +237,10 @@ def _joined(begin: str, offsets: pa.Array, items: pa.Array, end: str) -> pa.Arra
 def _names(keys: pa.Array) -> pa.Array:
     """Returns the keys of a map as names of an object."""
     found = texts(keys).cast(pa.large_string())
-    is_bare = pa.types.is_boolean(keys.type) or pa.types.is_integer(keys.type) or pa.types.is_decimal(keys.type)
-    if is_bare or pa.types.is_floating(keys.type):
-        quote = pc.if_else(pc.starts_with(found, '"'), "", '"').cast(pa.large_string())
-        found = pc.binary_join_element_wise(quote, found, quote, _large(""))
-    return found
+    if pa.types.is_nested(keys.type):
+        return _quoted(found)
+    quote = pc.if_else(pc.starts_with(found, '"'), "", '"').cast(pa.large_string())
+    return pc.binary_join_element_wise(quote, found, quote, _large(""))
 
 
 def _quoted(text: pa.Array) -> pa.Array:

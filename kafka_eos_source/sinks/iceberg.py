@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -40,13 +40,14 @@ from kafka_eos_source.sinks.iceberg_files import (
     arrow_schema,
     check,
     from_json,
-    is_writable,
     unknown_partitions,
+    unwritable_partitions,
 )
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.specs import SECRET_NAME, require
 from kafka_eos_source.sinks.sql_database import has_database_file
-from kafka_eos_source.sinks.table_columns import misfit, spelled
+from kafka_eos_source.sinks.table_columns import misfit, rules, spelled, year_rules
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
@@ -61,11 +62,8 @@ from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.update.schema import UpdateSchema
-    from pyiceberg.typedef import TableVersion
-    from pyiceberg.types import IcebergType
 
 _COLUMN = r"[^\s(),`]+"
 _FORMS = re.compile(
@@ -126,6 +124,8 @@ def _one(name: str, value: str, text: str) -> PartitionBy:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+#: Versions of Iceberg's format that pyiceberg writes. It refuses others only when it commits.
+_FORMAT_VERSIONS = (1, 2)
 #: Keys in the summary of a snapshot, named like those of Iceberg's connector for Kafka Connect.
 APPLICATION, CLUSTER, SINK, SEQUENCE, ATTEMPT = (
     f"kafka-eos.{each}" for each in ("application-id", "cluster", "sink", "sequence", "attempt")
@@ -221,6 +221,12 @@ class IcebergSink(TableFormatSink["Table"]):
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         _call(lambda: self._to.ready(schema, deadline))
         self.notes()
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        table, label = self.load(), self._to.label
+        own = schema if table is None else arrow_schema(table.schema())
+        # pyiceberg makes Python's dates of the bounds of a file
+        return [*rules(schema, own, label), *year_rules(schema, f"{label}, as pyiceberg writes it")]
 
     def stage(self, context: StageContext) -> Stage:
         table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
@@ -444,10 +450,17 @@ class Target:
         """Returns the schema of the frame in the table's names (`spelled`).
 
         Raises:
-            InvalidOptionError: if the table has a partition field that pyiceberg cannot write.
+            InvalidOptionError: if the table has a partition field, or a version, that pyiceberg cannot write.
             InvalidSchemaError: as `spelled`.
         """
-        if unknown := [each.name for each in table.spec().fields if not is_writable(each.transform)]:
+        version = table.metadata.format_version
+        if version not in _FORMAT_VERSIONS:
+            raise InvalidOptionError(
+                f"the {self.label} has version {version} of Iceberg's format; this sink writes "
+                f"{', '.join(map(str, _FORMAT_VERSIONS))}.",
+                fix="write to a table of such a version.",
+            )
+        if unknown := unwritable_partitions(table):
             raise InvalidOptionError(
                 f"the {self.label} has partition fields that this sink cannot write: {', '.join(unknown)}.",
                 fix="write to a table without them.",

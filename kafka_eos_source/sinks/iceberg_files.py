@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.sinks import manifest as manifests
-from kafka_eos_source.sinks.table_columns import conform
+from kafka_eos_source.sinks.table_columns import conform, without_extensions
 from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionKey
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, WriteTask
-    from pyiceberg.typedef import Record
     from pyiceberg.transforms import Transform
+    from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
 _ROW = "row"
@@ -80,15 +80,16 @@ class TaskFiles(BufferedStage):
         from pyiceberg.utils.concurrent import ExecutorFactory
         from pyiceberg.utils.properties import property_as_int
 
-        size = property_as_int(
+        size: Any = property_as_int(
             self._table.properties,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
         )
         number, schema = count(len(self._files)), self._table.schema()
+        plain = [field.with_type(without_extensions(field.type)) for field in arrow_schema(schema)]
         tasks = (
             WriteTask(self._uuid, next(number), schema, batches, partition_key=key)
-            for key, part in _by_partition(conform(rows, arrow_schema(schema)), self._table)
+            for key, part in _by_partition(conform(rows, pa.schema(plain)), self._table)
             for batches in bin_pack_arrow_table(part, size)
         )
         for each in ExecutorFactory.get_or_create().map(partial(_write, self._table), tasks):
@@ -139,11 +140,15 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 # -- partitions ------------------------------------------------------------------------------------
 
 
-def is_writable(transform: Transform[Any, Any]) -> bool:
-    """Returns whether pyiceberg can compute the partition values of a transform."""
+def unwritable_partitions(table: Table) -> list[str]:
+    """Returns the partition fields of the table that pyiceberg cannot write, or of which it makes metadata that
+    it cannot read: those with an unknown transform, and those whose source column was dropped.
+    """
     from pyiceberg.transforms import UnknownTransform
 
-    return not isinstance(transform, UnknownTransform)
+    fields = table.spec().fields
+    unknown = [each.name for each in fields if isinstance(each.transform, UnknownTransform)]
+    return unknown + unknown_partitions(table, table.spec().spec_id)
 
 
 def _by_partition(rows: pa.Table, table: Table) -> Iterator[tuple[PartitionKey | None, pa.Table]]:
@@ -175,18 +180,11 @@ def _by_partition(rows: pa.Table, table: Table) -> Iterator[tuple[PartitionKey |
 
 
 def _partition_values(rows: pa.Table, schema: Schema, field: PartitionField) -> pa.ChunkedArray:
-    from pyiceberg.transforms import VoidTransform
-
-    if isinstance(field.transform, VoidTransform):  # its source may have been dropped
-        return pa.chunked_array([pa.nulls(rows.num_rows, pa.int32())])
     place = schema.accessor_for_field(field.source_id)
-    column = rows.column(place.position)
-    while (place := place.inner) is not None:
-        column = pc.struct_field(column, [place.position])
-    found = field.transform.pyarrow_transform(schema.find_field(field.source_id).field_type)(column)
-    if isinstance(found.type, pa.UuidType):  # Arrow does not group extension types
-        found = pa.chunked_array([each.storage for each in found.chunks], pa.binary(16))
-    return found
+    column, inner = rows.column(place.position), place.inner
+    while inner is not None:
+        column, inner = pc.struct_field(column, [inner.position]), inner.inner
+    return field.transform.pyarrow_transform(schema.find_field(field.source_id).field_type)(column)
 
 
 @lru_cache(maxsize=1)
@@ -199,7 +197,8 @@ def _key_class() -> type[PartitionKey]:
 
         @cached_property
         def partition(self) -> Record:
-            return Record(*(partition_record_value(each.field, each.value, schema=self.schema) for each in self.field_values))
+            values = self.field_values
+            return Record(*(partition_record_value(each.field, each.value, self.schema) for each in values))
 
         def to_path(self) -> str:
             path: str = super().to_path()

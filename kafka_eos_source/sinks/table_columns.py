@@ -10,14 +10,29 @@ Both table formats describe their schema as an Arrow schema, with the nullabilit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.row_checks import (
+    ELEMENT,
+    KEY,
+    VALUE,
+    FixedBytes,
+    LongestText,
+    NotNull,
+    RowRule,
+    TimestampRange,
+    Utf8,
+    UuidText,
+)
 
+#: Steps to a nested value (`RowRule.path`).
+Path = tuple[str, ...]
 #: Stands for a field that a table lacks.
 _UNKNOWN = pa.field("", pa.null())
 
@@ -104,9 +119,7 @@ def _spelled_type(frame: pa.DataType, table: pa.DataType, at: str, problems: lis
         key, item = (table.key_field, table.item_field) if kind.is_map(table) else (_UNKNOWN, _UNKNOWN)
         of_keys = _spelled_type(frame.key_type, key.type, f"{at}.key", problems)
         of_items = _spelled_type(frame.item_type, item.type, f"{at}.value", problems)
-        return pa.map_(
-            pa.field("key", of_keys, nullable=False), pa.field("value", of_items, item.nullable)
-        )
+        return pa.map_(pa.field("key", of_keys, nullable=False), pa.field("value", of_items, item.nullable))
     return frame
 
 
@@ -139,6 +152,33 @@ def has_null_type(kind: pa.DataType) -> bool:
     """Returns whether a type is or contains the type of Spark's untyped ``NULL``."""
     inside = (kind.field(at).type for at in range(kind.num_fields))
     return pa.types.is_null(kind) or any(has_null_type(each) for each in inside)
+
+
+def optional(kind: pa.DataType) -> pa.DataType:
+    """Returns a type in which each nested field may be null, except for the keys of maps."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, optional(each.type)) for each in kind])
+    if _is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, optional(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(optional(kind.key_type), optional(kind.item_type))
+    return kind
+
+
+def without_extensions(kind: pa.DataType) -> pa.DataType:
+    """Returns a type with the storage of extension types, because Arrow computes nothing with those."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(without_extensions(each.type)) for each in kind])
+    if _is_list(kind):
+        return pa.list_(kind.value_field.with_type(without_extensions(kind.value_type)))
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(
+            key.with_type(without_extensions(key.type)), item.with_type(without_extensions(item.type))
+        )
+    return kind
 
 
 def _differences(frame: Sequence[pa.Field], table: Sequence[pa.Field], at: str) -> Iterator[str]:
@@ -199,6 +239,90 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+# -- rules for rows --------------------------------------------------------------------------------
+
+#: Metadata of a field that names its type in SQL, if that limits the number of characters: ``varchar(10)``.
+LENGTH = b"kafka-eos.length"
+#: Points in time that have a text in ISO 8601, and that Python can represent, in microseconds since 1970.
+YEAR_1_US, YEAR_9999_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+
+
+def rules(frame: pa.Schema, table: pa.Schema, label: str) -> list[RowRule]:
+    """Returns the rules for rows that follow from the schema of a table, also for nested values.
+
+    Args:
+        frame: schema of the rows, which fit (`misfit`).
+        table: schema of the table.
+        label: the table, for errors.
+    """
+    found, _ = matching(frame.names, table.names)
+    pairs = [(field, table.field(found[field.name])) for field in frame if field.name in found]
+    return [
+        *utf8_rules([own for own, _ in pairs], label),
+        *(rule for own, target in pairs for rule in _rules(own.name, (), own.type, target, label)),
+    ]
+
+
+def utf8_rules(fields: Iterable[pa.Field], label: str) -> list[RowRule]:
+    """Returns the rules that the texts in some columns are UTF-8, which Spark does not check."""
+    with_text = [each for each in fields if any(_is_text(kind) for _, kind in nested_types(each.type))]
+    return [Utf8(column=field.name, of=label) for field in with_text]
+
+
+def year_rules(fields: Iterable[pa.Field], of: str) -> list[RowRule]:
+    """Returns the rules that the dates and timestamps in some columns are in the years 1 to 9999."""
+    return [
+        TimestampRange(column=field.name, path=path, of=of, first_us=YEAR_1_US, last_us=YEAR_9999_US)
+        for field in fields
+        for path, kind in nested_types(field.type)
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    ]
+
+
+def nested_types(kind: pa.DataType, path: Path = ()) -> Iterator[tuple[Path, pa.DataType]]:
+    """Yields each flat type in a type, and the path to it (`RowRule.path`)."""
+    types = pa.types
+    if types.is_struct(kind):
+        inside = [(field.name, field.type) for field in kind]
+    elif _is_list(kind):
+        inside = [(ELEMENT, kind.value_type)]
+    elif types.is_map(kind):
+        inside = [(KEY, kind.key_type), (VALUE, kind.item_type)]
+    else:
+        yield path, kind
+        return
+    for step, each in inside:
+        yield from nested_types(each, (*path, step))
+
+
+def _rules(column: str, path: Path, own: pa.DataType, target: pa.Field, label: str) -> Iterator[RowRule]:
+    kind, types = target.type, pa.types
+    at: dict[str, Any] = {"column": column, "path": path, "of": label}
+    if not target.nullable:
+        fix = "filter such rows, or fill the column with coalesce()"
+        yield NotNull(column=column, path=path, of=f"a required column of the {label}", fix=fix)
+    if types.is_struct(own):
+        found, _ = matching([field.name for field in own], [field.name for field in kind])
+        for field in own:
+            inner = kind.field(found[field.name])
+            yield from _rules(column, (*path, field.name), field.type, inner, label)
+    elif _is_list(own):
+        yield from _rules(column, (*path, ELEMENT), own.value_type, kind.value_field, label)
+    elif types.is_map(own):
+        keys = kind.key_field.with_nullable(True)  # Spark has no null keys
+        yield from _rules(column, (*path, KEY), own.key_type, keys, label)
+        yield from _rules(column, (*path, VALUE), own.item_type, kind.item_field, label)
+    elif isinstance(kind, pa.UuidType):
+        yield UuidText(**at) if _is_text(own) else FixedBytes(**at, length=16)
+    elif types.is_fixed_size_binary(kind):
+        yield FixedBytes(**at, length=kind.byte_width)
+    elif _is_bytes(own) and _is_text(kind):
+        yield Utf8(**at)
+    if declared := (target.metadata or {}).get(LENGTH, b"").decode():
+        most = int(declared.partition("(")[2].rstrip(")"))
+        yield LongestText(column=column, path=path, of=f"{declared} in the {label}", most=most)
+
+
 # -- conversion ------------------------------------------------------------------------------------
 
 
@@ -211,12 +335,15 @@ def conform(rows: pa.Table, table: pa.Schema, *, by_position: bool = False) -> p
         rows: rows that fit (`misfit`) and keep the rules.
         table: schema of the table, or of some of its columns.
         by_position: whether the rows have all fields, and only other names for them.
+
+    Raises:
+        ArrowInvalid: if a row breaks a rule.
     """
     of_rows = _sources(rows.schema.names, table.names, by_position)
     columns, fields = [], []
     for field in table:
         if field.name in of_rows:
-            chunks = [_conformed(each, field.type, by_position) for each in rows[of_rows[field.name]].chunks]
+            chunks = [_conformed(each, field, by_position) for each in rows[of_rows[field.name]].chunks]
             columns.append(pa.chunked_array(chunks, chunks[0].type if chunks else field.type))
         else:
             columns.append(pa.nulls(rows.num_rows, field.type))
@@ -231,44 +358,91 @@ def _sources(own: Sequence[str], wanted: Sequence[str], by_position: bool) -> di
     return {target: name for name, target in matching(own, wanted)[0].items()}
 
 
-def _conformed(column: pa.Array, kind: pa.DataType, by_position: bool) -> pa.Array:
-    own, types = column.type, pa.types
-    if own.equals(kind, check_metadata=True):
-        return column
-    if (_is_text(own) and _is_text(kind)) or (_is_bytes(own) and _is_bytes(kind)):
-        return column
+def _conformed(column: pa.Array, field: pa.Field, by_position: bool, hidden: int = 0) -> pa.Array:
+    """Returns an array as a field wants it.
+
+    Args:
+        column: the values.
+        field: the field.
+        by_position: as of `conform`.
+        hidden: number of values that are null because the struct around them is. Parquet's writer accepts no
+            null in a required field, not even there.
+    """
+    if not field.nullable and column.null_count > hidden:
+        raise pa.ArrowInvalid(f"{field.name!r} is null in a row, but the table requires a value")
+    has_nulls = field.nullable or not column.null_count
+    own, kind, types = column.type, field.type, pa.types
+    mask = column.is_null() if has_nulls and column.null_count else None
     if types.is_struct(own):
-        of_own = _sources([field.name for field in own], [field.name for field in kind], by_position)
+        if own.equals(kind, check_metadata=True) and has_nulls and not _requires(kind):
+            return column
+        of_own = _sources([each.name for each in own], [each.name for each in kind], by_position)
+        inside = dict(zip((each.name for each in own), column.flatten(), strict=True))
         children = [
-            _conformed(column.field(of_own[field.name]), field.type, by_position)
-            if field.name in of_own
-            else pa.nulls(len(column), field.type)
-            for field in kind
+            _conformed(inside[of_own[each.name]], each, by_position, column.null_count)
+            if each.name in of_own
+            else pa.nulls(len(column), each.type)
+            for each in kind
         ]
-        fields = [field.with_type(each.type) for field, each in zip(kind, children, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
-    if types.is_list(own):
-        offsets, (values,) = unsliced(column, [column.values])
-        values = _conformed(values, kind.value_type, by_position)
+        fields = [each.with_type(child.type) for each, child in zip(kind, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    if _is_list(own):
+        offsets, (values,) = items_of(column)
+        values = _conformed(values, kind.value_field, by_position)
         of = pa.list_(kind.value_field.with_type(values.type))
-        return pa.ListArray.from_arrays(offsets, values, type=of, mask=column.is_null())
+        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), values, type=of, mask=mask)
     if types.is_map(own):
-        offsets, (keys, items) = unsliced(column, [column.keys, column.items])
-        keys = _conformed(keys, kind.key_type, by_position)
-        items = _conformed(items, kind.item_type, by_position)
+        offsets, (keys, items) = items_of(column)
+        keys = _conformed(keys, kind.key_field, by_position)
+        items = _conformed(items, kind.item_field, by_position)
         of = pa.map_(kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type))
-        return pa.MapArray.from_arrays(offsets, keys, items, type=of, mask=column.is_null())
+        return pa.MapArray.from_arrays(offsets, keys, items, type=of, mask=mask)
+    found = _converted(column, kind)
+    return found if has_nulls else _without_validity(found)
+
+
+def _requires(kind: pa.DataType) -> bool:
+    """Returns whether a type contains a field, except for the keys of a map, that must not be null."""
+    if pa.types.is_map(kind):
+        inside = [kind.key_field.with_nullable(True), kind.item_field]
+    else:
+        inside = [kind.field(at) for at in range(kind.num_fields)]
+    return any(not each.nullable or _requires(each.type) for each in inside)
+
+
+def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    own = column.type
+    if own == kind or (_is_text(own) and _is_text(kind)) or (_is_bytes(own) and _is_bytes(kind)):
+        return column
     if isinstance(kind, pa.UuidType):
-        return _uuids(column)
-    return column.cast(kind)
+        return pa.ExtensionArray.from_storage(kind, _converted(column, kind.storage_type))
+    return _uuids(column) if _is_text(own) and pa.types.is_fixed_size_binary(kind) else column.cast(kind)
 
 
-def unsliced(column: pa.Array, values: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
-    """Returns offsets that begin with 0, and the values between the first and the last one."""
-    offsets = column.offsets
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    of_zero = pa.array(offsets.to_numpy() - first) if first or offsets.offset else offsets
-    return of_zero, [each.slice(first, last - first) for each in values]
+def _without_validity(column: pa.Array) -> pa.Array:
+    """Returns an array with any value instead of each null."""
+    if isinstance(column, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(column.type, _without_validity(column.storage))
+    _, *data = column.buffers()
+    return pa.Array.from_buffers(column.type, len(column), [None, *data], 0, column.offset)
+
+
+def items_of(column: pa.Array) -> tuple[pa.Array, tuple[pa.Array, ...]]:
+    """Returns what lists or maps contain: offsets that begin with 0, and the values; or the keys and values.
+
+    What is in a list or map that is null is left out: no rule has seen it.
+    """
+    if column.null_count and column.drop_null().offsets[-1].as_py() < _extent(column):
+        column = column.take(pa.array(np.arange(len(column))))
+    offsets, first = column.offsets, column.offsets[0].as_py()
+    if first or offsets.offset:
+        offsets = pa.array(offsets.to_numpy() - first)
+    inside = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    return offsets, tuple(each.slice(first, offsets[-1].as_py()) for each in inside)
+
+
+def _extent(column: pa.Array) -> int:
+    return int(column.offsets[-1].as_py() - column.offsets[0].as_py())
 
 
 _HEX = np.full(256, 255, np.uint8)
@@ -277,13 +451,11 @@ for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
 
 
 def _uuids(column: pa.Array) -> pa.Array:
-    """Returns UUIDs of their texts, or of 16 bytes each."""
-    if _is_bytes(column.type):
-        raw = column.cast(pa.binary(16))
-    else:
-        texts = pc.replace_substring(pc.fill_null(column.cast(pa.string()), "0" * 32), "-", "")
-        digits = _HEX[np.frombuffer(texts.buffers()[2] or b"", np.uint8, 32 * len(texts))]
-        values = (digits[0::2] << 4 | digits[1::2]).tobytes()
-        raw = pa.Array.from_buffers(pa.binary(16), len(column), [None, pa.py_buffer(values)])
-        raw = pc.if_else(column.is_valid(), raw, pa.scalar(None, pa.binary(16)))
-    return pa.ExtensionArray.from_storage(pa.uuid(), raw)
+    """Returns the bytes of texts that are UUIDs."""
+    texts = pc.replace_substring(pc.fill_null(column.cast(pa.string()), "0" * 32), "-", "")
+    if pc.any(pc.not_equal(pc.binary_length(texts), 32)).as_py():
+        raise pa.ArrowInvalid("a text is not a UUID")
+    digits = _HEX[np.frombuffer(texts.buffers()[2] or b"", np.uint8, 32 * len(texts))]
+    values = pa.py_buffer((digits[0::2] << 4 | digits[1::2]).tobytes())
+    found = pa.Array.from_buffers(pa.binary(16), len(column), [None, values])
+    return pc.if_else(column.is_valid(), found, pa.scalar(None, pa.binary(16)))

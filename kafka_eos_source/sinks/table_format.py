@@ -21,7 +21,6 @@ import pyarrow as pa
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     SinkRetryableError,
 )

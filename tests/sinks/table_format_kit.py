@@ -121,9 +121,7 @@ class TableFormatKit:
         assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
     @pytest.mark.parametrize("evolution", ["fail", "add"])
-    def test_the_letter_case_of_a_name_does_not_make_another_column(
-        self, lake: Lake, evolution: str
-    ) -> None:
+    def test_the_letter_case_of_a_name_does_not_make_another_column(self, lake: Lake, evolution: str) -> None:
         inner = pa.struct([("x", pa.int32()), ("Y", pa.string())])
         lake.create(
             pa.schema(
@@ -179,7 +177,7 @@ class TableFormatKit:
             lake.create(schema("id"))
         with opened(lake.system(schema_evolution="add")) as sink:
             for call in (sink.check, sink.make_ready):
-                with pytest.raises(InvalidSchemaError, match="'id' and 'ID'.* cannot|cannot hold .*'id' and 'ID'"):
+                with pytest.raises(InvalidSchemaError, match="the columns 'id' and 'ID'"):
                     call(schema("id", "ID"), deadline())
 
     def test_partition_columns_may_be_spelled_in_another_case(self, lake: Lake) -> None:
