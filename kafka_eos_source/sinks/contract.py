@@ -34,8 +34,8 @@ receives it from the token in Kafka (`sinks.manifest`). Without a digest, the na
 The methods follow Flink's ``Committer`` (commit is idempotent, and "already committed" is a normal result)
 and X/Open XA (prepare, commit, rollback, recover).
 
-**A sink names the rows that it cannot hold.** A row that one output of a batch refuses leaves all outputs, and
-becomes a dead letter (``onInvalidRecord``). What follows from the schema of the target, the sink says in
+**A sink names the rows that it cannot hold.** A row that one output of a batch refuses leaves all outputs,
+and becomes a dead letter (``onInvalidRecord``). What follows from the schema of the target, the sink says in
 `TwoPhaseSink.row_rules`, and the tasks check it before they stage anything. What only the system itself can
 know, such as a violated unique constraint, `prepare` returns as `Refused`: all rows that the system would
 refuse, at once. Nothing is in Kafka then. The driver rolls back what other sinks prepared, stages the batch
@@ -260,8 +260,8 @@ class Staged(Protocol):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly.
 
-        The rows of each task come in the order in which `Stage.write` took them, and the tasks in the order of
-        `receipts`. `Refused` counts the rows in this order, also those of a sink that stages them elsewhere.
+        The rows of each task come in the order in which `Stage.write` took them, and the tasks in the order
+        of `receipts`. `Refused` counts the rows in this order, also if the sink stages them elsewhere.
         """
 
 
@@ -403,8 +403,8 @@ class TwoPhaseSink(ABC):
 
         The driver calls this after `make_ready`, and again about once a minute while the query runs, so that
         a column that somebody widened accepts longer values soon: read the schema anew. A row that breaks a
-        rule reaches no sink. The rules must not be stricter than the target; what they do not catch, `prepare`
-        may still refuse.
+        rule reaches no sink. The rules must not be stricter than the target; what they do not catch,
+        `prepare` may still refuse.
 
         Args:
             schema: schema of the rows.

@@ -394,12 +394,12 @@ def _has_zero_byte(texts: pa.Array) -> bool:
     if raw.null_count == len(raw):
         return False
     _, offsets, data = raw.buffers()
-    if data is None or not data.size:
+    if not data:
         return False
     width = np.int64 if pa.types.is_large_binary(raw.type) else np.int32
     bounds = np.frombuffer(offsets, width)[raw.offset : raw.offset + len(raw) + 1]
     used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-    return bool(used.size) and not used.min()
+    return bool(used.size and used.min() == 0)
 
 
 def _is_text_or_nested(kind: pa.DataType) -> bool:
@@ -407,7 +407,8 @@ def _is_text_or_nested(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    is_ = pa.types
+    return bool(is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind))
 
 
 # -- nested values ---------------------------------------------------------------------------------
