@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionField, PartitionKey
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, WriteTask
-    from pyiceberg.transforms import Transform
     from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
@@ -141,8 +140,9 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def unwritable_partitions(table: Table) -> list[str]:
-    """Returns the partition fields of the table that pyiceberg cannot write, or of which it makes metadata that
-    it cannot read: those with an unknown transform, and those whose source column was dropped.
+    """Returns the partition fields of the table that pyiceberg cannot write, or not so that it can read them.
+
+    These are fields with an unknown transform, and those whose source column was dropped.
     """
     from pyiceberg.transforms import UnknownTransform
 
