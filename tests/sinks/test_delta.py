@@ -46,6 +46,7 @@ from kafka_eos_source.sinks import delta as module
 from kafka_eos_source.sinks.delta import DeltaSink
 from kafka_eos_source.sinks.delta_files import Folder, statistics
 from tests.sinks.table_format_kit import TableFormatKit, die, no_parts, refusals, without
+from tests.support.row_rules import NOT_UTF8
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Lake:
             self.visible,
             store=str(self.folder / "checkpoint"),
             in_process=True,
+            poison=NOT_UTF8,
         )
 
     def create(self, schema: pa.Schema) -> object:

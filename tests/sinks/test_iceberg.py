@@ -48,6 +48,7 @@ from pyiceberg.types import FixedType, ListType, LongType, NestedField, StructTy
 from kafka_eos_source.sinks import iceberg as module
 from kafka_eos_source.sinks.iceberg import IcebergSink, PartitionBy
 from tests.sinks.table_format_kit import TableFormatKit, refusals, without
+from tests.support.row_rules import NOT_UTF8
 
 NAME = "lake.orders"
 
@@ -83,7 +84,11 @@ class Lake:
 
     def system(self, rows: pa.Table | None = None, **options: Any) -> System:
         return System(
-            lambda: self.sink(**options), self.visible, store=str(self.folder / "checkpoint"), rows=rows
+            lambda: self.sink(**options),
+            self.visible,
+            store=str(self.folder / "checkpoint"),
+            rows=rows,
+            poison=NOT_UTF8,
         )
 
     def create(self, schema: pa.Schema) -> object:
