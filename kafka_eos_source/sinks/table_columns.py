@@ -48,15 +48,16 @@ def spelled(frame: pa.Schema, table: pa.Schema, label: str) -> pa.Schema:
         label: the table, for errors.
 
     Raises:
-        InvalidSchemaError: if two names of the frame are the same one in the table, or one may be several.
+        InvalidSchemaError: if two names of the frame are the same one in the table, or one may be several;
+            or if a struct without fields would be added, which Parquet does not have.
     """
     problems: list[str] = []
     found = pa.schema(_spelled(list(frame), list(table), "", problems))
     if problems:
         raise InvalidSchemaError(
-            f"the {label} cannot hold the frame: {'; '.join(problems)}. The letter case of a name does not "
-            "distinguish columns for the engines that read the table.",
-            fix="rename a column, or exclude it with sink.<name>.columns.",
+            f"the {label} cannot hold the frame: {'; '.join(problems)}.",
+            fix="rename or drop a column or field, or exclude it with sink.<name>.columns. Engines that read "
+            "the table do not distinguish names by their letter case.",
         )
     return found
 
@@ -110,6 +111,8 @@ def _spelled(
 def _spelled_type(frame: pa.DataType, table: pa.DataType, at: str, problems: list[str]) -> pa.DataType:
     kind = pa.types
     if kind.is_struct(frame):
+        if not frame.num_fields and not kind.is_struct(table):
+            problems.append(f"column {at!r} is a struct without fields")
         return pa.struct(_spelled(list(frame), list(table) if kind.is_struct(table) else [], at, problems))
     if kind.is_list(frame):
         element = table.value_field if _is_list(table) else _UNKNOWN
