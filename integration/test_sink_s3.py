@@ -38,6 +38,7 @@ from kafka_eos_source.testing.sinks import (
     opened,
     stage,
 )
+from tests.support.row_rules import NOT_UTF8
 
 REGION = "us-east-1"
 
@@ -119,7 +120,7 @@ class TestConformance(SinkConformance):
 
     @pytest.fixture
     def system(self, store: Store) -> System:
-        return System(sink=store.sink, visible=store.visible)
+        return System(sink=store.sink, visible=store.visible, poison=NOT_UTF8)
 
     def test_two_processes_commit_at_once(self, store: Store, proxy: Lossy) -> None:
         """Two drivers may commit at once. The proxy serialises completions, because S3's are atomic."""

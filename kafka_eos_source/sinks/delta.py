@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -35,8 +37,19 @@ from kafka_eos_source.sinks.contract import (
     StageContext,
 )
 from kafka_eos_source.sinks.delta_files import AddedFile, Folder, StagedFiles, TaskFiles
+from kafka_eos_source.sinks.row_checks import ELEMENT, KEY, VALUE, RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption, columns
 from kafka_eos_source.sinks.specs import require
+from kafka_eos_source.sinks.table_columns import (
+    LENGTH,
+    has_null_type,
+    matching,
+    misfit,
+    new_columns,
+    rules,
+    spelled,
+    year_rules,
+)
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
@@ -165,6 +178,18 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         self._to.ready(schema, deadline)
         self.notes()
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        table, label = self.load(), self._to.name
+        if table is None:
+            return rules(schema, schema, label)
+        own, partition_by = arrow_schema(table), table.metadata().partition_columns
+        found, _ = matching(schema.names, own.names)
+        in_paths = [field for field in schema if found.get(field.name) in partition_by]
+        return [
+            *rules(schema, with_lengths(table), label),
+            *year_rules(in_paths, f"a partition column of the {label}"),
+        ]
 
     def stage(self, context: StageContext) -> Stage:
         table = self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
@@ -329,11 +354,11 @@ class Target:
             self._check_creation(schema)
         else:
             problem, added = self._misfit(table, schema)
-            if added:
-                new = _delta_schema(_selected(schema, added))
-                problem = schema_mismatch(
-                    pa.schema([*arrow_schema(table), *pa.schema(new.to_arrow())]), schema
-                )
+            if added is not None:
+                own = arrow_schema(table)
+                features = table.protocol().writer_features or ()
+                after = pa.schema([*own, *pa.schema(_delta_schema(added, features).to_arrow())])
+                problem = misfit(spelled(schema, own, self.name), after)
             if problem:
                 raise unfit(self.name, f"{problem}.", self.evolution)
         if is_local:
@@ -354,26 +379,30 @@ class Target:
         def evolve() -> tuple[DeltaTable, str]:
             table = self.load() or self._create(schema)
             problem, added = self._misfit(table, schema)
-            if added:
-                table.alter.add_columns(_delta_schema(_selected(schema, added)).fields)
+            if added is not None:
+                features = table.protocol().writer_features or ()
+                table.alter.add_columns(_delta_schema(added, features).fields)
                 return evolve()
             return table, problem and f"{problem}."
 
         return fitting_table(evolve, CommitFailedError, self.name, self.evolution, deadline)
 
-    def _misfit(self, table: DeltaTable, schema: pa.Schema) -> tuple[str, list[str]]:
+    def _misfit(self, table: DeltaTable, schema: pa.Schema) -> tuple[str, pa.Schema | None]:
         """Returns why rows of a schema do not fit the table ("" if they do), and the columns to add to it.
 
         Raises:
             InvalidOptionError: if the table has features that this sink cannot write.
+            InvalidSchemaError: as `spelled`.
         """
         if unsupported := unsupported_features(table):
             raise InvalidOptionError(
                 f"the {self.name} uses features that this sink cannot write: {unsupported}.",
                 fix="write to a table without these features.",
             )
-        problem = schema_mismatch(arrow_schema(table), schema)
-        return problem, new_columns(arrow_schema(table), schema) if problem and self.evolution == ADD else []
+        own = arrow_schema(table)
+        frame = spelled(schema, own, self.name)
+        added = new_columns(frame, own) if self.evolution == ADD else []
+        return misfit(frame, own), pa.schema([frame.field(name) for name in added]) if added else None
 
     def _check_creation(self, schema: pa.Schema) -> None:
         """Checks that the table, which does not exist, may be created and can hold rows of this schema.
@@ -386,14 +415,22 @@ class Target:
                 f"there is no Delta table in {self.uri!r}, and the option 'create' is false.",
                 fix="create the table, correct sink.<name>.path, or set sink.<name>.create=true.",
             )
-        missing = [name for name in self.partition_by if name not in schema.names]
-        if missing or len(self.partition_by) == len(schema):
+        spelled(schema, pa.schema([]), self.name)
+        columns = self._partition_columns(schema)
+        if len(columns) < len(self.partition_by) or len(columns) == len(schema):
             raise InvalidOptionError(
                 f"option 'partition.by' has the value {', '.join(self.partition_by)!r}; expected some, but "
                 f"not all, of the frame's columns: {', '.join(schema.names)}.",
                 fix="correct the option.",
             )
+        if nested := [name for name in columns if pa.types.is_nested(schema.field(name).type)]:
+            raise _unsupported_schema(f"it cannot be partitioned by {', '.join(nested)}, which is nested")
         _delta_schema(schema)
+
+    def _partition_columns(self, schema: pa.Schema) -> list[str]:
+        """Returns the columns of the frame by which a new table is partitioned; none for unknown names."""
+        found, _ = matching(self.partition_by, schema.names)
+        return list(dict.fromkeys(found.values()))
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         from deltalake import DeltaTable
@@ -405,7 +442,7 @@ class Target:
                 self.uri,
                 schema,
                 mode="error",
-                partition_by=list(self.partition_by),
+                partition_by=self._partition_columns(schema),
                 configuration=dict(self.properties),
                 storage_options=dict(self.storage),
             )
@@ -419,11 +456,16 @@ class Target:
             return found  # another process created the table first
 
 
-def _selected(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in names])
+def _delta_schema(schema: pa.Schema, features: Sequence[str] = ()) -> Schema:
+    """Returns Delta's schema of new columns.
 
+    Args:
+        schema: columns to create.
+        features: features of the table, if it exists.
 
-def _delta_schema(schema: pa.Schema) -> Schema:
+    Raises:
+        InvalidSchemaError: if a Delta table cannot have them.
+    """
     from deltalake import Schema
 
     try:
@@ -431,12 +473,24 @@ def _delta_schema(schema: pa.Schema) -> Schema:
     except Exception as error:
         raise _unsupported_schema(str(error).partition("\n")[0]) from error
     # delta-rs silently converts unsigned integers to signed ones, and accepts columns without a type
-    problem = schema_mismatch(pa.schema(found.to_arrow()), schema) or "; ".join(
+    problem = misfit(schema, pa.schema(found.to_arrow())) or "; ".join(
         f"column {each.name!r} has type {each.type}" for each in schema if has_null_type(each.type)
     )
+    # delta-rs overlooks them when it declares the features of a table, which then nobody can load
+    local = [(each.name, in_map) for each in schema for in_map in _local_timestamps(each.type)]
+    if local and _NTZ not in features and all(in_map for _, in_map in local):
+        problem = problem or f"column {local[0][0]!r} has timestamps without a time zone in a map"
     if problem:
         raise _unsupported_schema(problem)
     return found
+
+
+def _local_timestamps(kind: pa.DataType, *, in_map: bool = False) -> Iterator[bool]:
+    """Yields for each timestamp without a time zone in a type whether it is in a map."""
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        yield in_map
+    for at in range(kind.num_fields):
+        yield from _local_timestamps(kind.field(at).type, in_map=in_map or pa.types.is_map(kind))
 
 
 def _unsupported_schema(problem: str) -> InvalidSchemaError:
@@ -448,6 +502,19 @@ def _unsupported_schema(problem: str) -> InvalidSchemaError:
 
 # -- what a table can hold -----------------------------------------------------------------------
 
+#: Timestamps without a time zone.
+_NTZ = "timestampNtz"
+#: Features of tables (PROTOCOL.md, Table Features) that an append by this sink respects, or delta-rs for it,
+#: or whose use shows in metadata or properties. With any other one, delta-rs refuses the commit, which would
+#: be after Kafka's.
+_FEATURES = frozenset(
+    {
+        *("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+        *("columnMapping", "deletionVectors", _NTZ, "v2Checkpoint"),
+    }
+)
+#: Versions of the protocol that have only these features, and the one in which a table names its features.
+_WRITER_VERSIONS = (1, 2, 3, 4, 5, 7)
 #: Metadata of columns that only writers with more features may write (PROTOCOL.md: generated and identity
 #: columns, invariants).
 _UNSUPPORTED_METADATA = ("delta.generationExpression", "delta.identity.", "delta.invariants")
@@ -458,6 +525,9 @@ _UNSUPPORTED_PROPERTIES = {
     "delta.enableRowTracking": ("false",),
     "delta.enableIcebergCompatV": ("false",),
 }
+#: Metadata of a column that Spark declared with a type char or varchar: its type in SQL, with these.
+_CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_FLAT_TYPE = re.compile(r"(?:var)?char\((?P<most>[0-9]{1,9})\)|[a-z_ ]+(?:\([0-9, ]*\))?", re.IGNORECASE)
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -467,16 +537,20 @@ def arrow_schema(table: DeltaTable) -> pa.Schema:
 
 def unsupported_features(table: DeltaTable) -> str:
     """Describes features of the table that this sink cannot write; empty if there are none."""
-    found = [
+    protocol = table.protocol()
+    found = [f"the feature {name}" for name in protocol.writer_features or () if name not in _FEATURES]
+    if protocol.min_writer_version not in _WRITER_VERSIONS:
+        found.append(f"version {protocol.min_writer_version} of the protocol for writers")
+    found += [
         f"the property {name}={value}"
         for name, value in table.metadata().configuration.items()
         for prefix, harmless in _UNSUPPORTED_PROPERTIES.items()
         if name.startswith(prefix) and value not in harmless
     ]
     found += [
-        f"column {field.name!r} has {name}"
-        for field in table.schema().fields
-        for name in field.metadata
+        f"column {'.'.join(path)!r} has {name}"
+        for path, metadata in _metadata(json.loads(table.schema().to_json()), ())
+        for name in metadata
         if name.startswith(_UNSUPPORTED_METADATA)
     ]
     table_schema = arrow_schema(table)
@@ -488,50 +562,54 @@ def unsupported_features(table: DeltaTable) -> str:
     return "; ".join(found)
 
 
-def schema_mismatch(table: pa.Schema, frame: pa.Schema) -> str:
-    """Describes why rows of the frame's schema do not fit the table's schema; empty if they do."""
-    found = [f"it has no column {name!r}" for name in new_columns(table, frame)]
-    for each in table:
-        at = frame.get_field_index(each.name)
-        if at >= 0 and not _fits(frame.field(at).type, each.type):
-            found.append(
-                f"column {each.name!r} is {frame.field(at).type} in the frame and {each.type} in the table"
-            )
-        elif at < 0 and not each.nullable:
-            found.append(f"it requires the column {each.name!r}")
-    return "; ".join(found)
+def _metadata(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yields the path and the metadata of each field in a type, as PROTOCOL.md describes it in JSON."""
+    if not isinstance(kind, dict):
+        return
+    for each in kind.get("fields", ()):
+        inner = (*path, each["name"])
+        yield inner, each.get("metadata") or {}
+        yield from _metadata(each["type"], inner)
+    for name, step in (("elementType", ELEMENT), ("keyType", KEY), ("valueType", VALUE)):
+        yield from _metadata(kind.get(name), (*path, step))
 
 
-def new_columns(table: pa.Schema, frame: pa.Schema) -> list[str]:
-    """Returns the columns of the frame that the table does not have."""
-    return [name for name in frame.names if name not in table.names]
+def with_lengths(table: DeltaTable) -> pa.Schema:
+    """Returns the Arrow schema of the table's rows, in which fields name their type if it is char or varchar.
+
+    Spark keeps such a type, or one that contains it, in the metadata of a column. As in Delta's own streaming
+    writer, a text may have fewer characters than a char, and spaces count.
+    """
+    stated = dict(_metadata(json.loads(table.schema().to_json()), ()))
+    return pa.schema(
+        [
+            _with_lengths(field, text)[0]
+            if isinstance(text := stated[(field.name,)].get(_CHAR_VARCHAR), str)
+            else field
+            for field in arrow_schema(table)
+        ]
+    )
 
 
-def has_null_type(kind: pa.DataType) -> bool:
-    """Returns whether a type is or contains the type of Spark's untyped ``NULL``."""
-    inside = (kind.field(at).type for at in range(kind.num_fields))
-    return pa.types.is_null(kind) or any(has_null_type(each) for each in inside)
-
-
-def _fits(frame: pa.DataType, table: pa.DataType) -> bool:
-    """Returns whether types are equal except for names inside lists, or the table's has a wider range."""
-    if frame == table:
-        return True
-    kind = pa.types
-    if kind.is_signed_integer(frame) and kind.is_signed_integer(table):
-        return bool(frame.bit_width <= table.bit_width)
-    if kind.is_decimal(frame) and kind.is_decimal(table):
-        whole = frame.precision - frame.scale <= table.precision - table.scale
-        return bool(frame.scale <= table.scale and whole)
-    if kind.is_timestamp(frame) and kind.is_timestamp(table):
-        return frame.unit in ("s", "ms", "us") and (frame.tz is None) == (table.tz is None)
-    if kind.is_struct(frame) and kind.is_struct(table):
-        names = [field.name for field in frame]
-        return names == [field.name for field in table] and all(
-            _fits(frame.field(at).type, table.field(at).type) for at in range(frame.num_fields)
-        )
-    if kind.is_list(frame) and kind.is_list(table):
-        return _fits(frame.value_type, table.value_type)
-    if kind.is_map(frame) and kind.is_map(table):
-        return _fits(frame.key_type, table.key_type) and _fits(frame.item_type, table.item_type)
-    return bool(kind.is_float32(frame) and kind.is_float64(table))
+def _with_lengths(field: pa.Field, text: str) -> tuple[pa.Field, str]:
+    """Returns a field with the lengths that its type has in a text of SQL, and the text after that type."""
+    kind, types = field.type, pa.types
+    if types.is_struct(kind):
+        text, fields = text.removeprefix("struct<"), []
+        for each in kind:
+            text = text.removeprefix(",").removeprefix(f"{each.name}:").removeprefix(f"`{each.name}`:")
+            inner, text = _with_lengths(each, text)
+            fields.append(inner)
+        return field.with_type(pa.struct(fields)), text.removeprefix(">")
+    if types.is_list(kind) or types.is_large_list(kind):
+        element, text = _with_lengths(kind.value_field, text.removeprefix("array<"))
+        return field.with_type(pa.list_(element)), text.removeprefix(">")
+    if types.is_map(kind):
+        key, text = _with_lengths(kind.key_field, text.removeprefix("map<"))
+        item, text = _with_lengths(kind.item_field, text.removeprefix(","))
+        return field.with_type(pa.map_(key, item)), text.removeprefix(">")
+    found = _FLAT_TYPE.match(text)
+    if found is None:
+        return field, text
+    is_limited = types.is_string(kind) and found["most"]
+    return field.with_metadata({LENGTH: found[0]}) if is_limited else field, text[found.end() :]

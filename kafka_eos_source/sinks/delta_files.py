@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source.runtime.file_systems import file_system, fsync
 from kafka_eos_source.sinks import manifest as manifests
+from kafka_eos_source.sinks.table_columns import conform, matching
 from kafka_eos_source.sinks.table_format import BufferedStage
 
 if TYPE_CHECKING:
@@ -146,11 +147,9 @@ class TaskFiles(BufferedStage):
     ) -> None:
         self._fs, self._root = folder.open()
         self._receipt = receipt
-        self._schema = pa.schema(
-            [table_schema.field(name) for name in table_schema.names if name in schema.names]
-        )
-        required = [field.name for field in self._schema if not field.nullable]
-        super().__init__(folder.uri, schema, required, buffer_bytes)
+        names = {*matching(schema.names, table_schema.names)[0].values(), *partition_by}
+        self._schema = pa.schema([field for field in table_schema if field.name in names])
+        super().__init__(folder.uri, schema, buffer_bytes)
         self._partition_by = list(partition_by)
         self._task_attempt_id = task_attempt_id
         self._compression = compression
@@ -169,8 +168,7 @@ class TaskFiles(BufferedStage):
                 continue
 
     def write_files(self, rows: pa.Table) -> None:
-        rows = rows.select(self._schema.names).cast(self._schema)
-        for partition, own in _by_partition(rows, self._partition_by):
+        for partition, own in _by_partition(conform(rows, self._schema), self._partition_by):
             self._files.append(self._write(own, partition))
 
     def _write(self, rows: pa.Table, partition: Mapping[str, str | None]) -> AddedFile:
@@ -206,15 +204,19 @@ def _by_partition(rows: pa.Table, columns: list[str]) -> Iterator[tuple[dict[str
 
 
 def _text(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Serialises partition values as in PROTOCOL.md, where an empty string means null."""
+    """Serialises partition values as in PROTOCOL.md, where an empty string means null.
+
+    A point in time is in ISO 8601 with its zone, because Spark reads the other form in the zone of its session.
+    """
     if pa.types.is_timestamp(values.type):
-        return pc.strftime(values, format="%Y-%m-%d %H:%M:%S")
+        return pc.strftime(values, format="%Y-%m-%dT%H:%M:%SZ" if values.type.tz else "%Y-%m-%d %H:%M:%S")
     text = values.cast(pa.string())
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
 
 # -- statistics ----------------------------------------------------------------------------------
 
+_EPOCH = datetime.datetime(1970, 1, 1)
 #: Longest string bound, as in Delta for Spark (``DataSkippingReader.MAX_STRING_PREFIX_LENGTH``).
 _MAX_CHARACTERS = 32
 #: Number of columns that have statistics; the default of ``delta.dataSkippingNumIndexedCols``.
@@ -233,18 +235,17 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
     nulls: dict[str, int] = {}
     chunks = _chunks(metadata)
     for column in list(schema)[:_MAX_COLUMNS]:
-        found = chunks.get(column.name)
+        # the path of a column whose name has a dot may be that of a nested field, too
+        found = None if "." in column.name else chunks.get(column.name)
         if found is None or not all(each is not None and each.has_null_count for each in found):
             continue
         nulls[column.name] = sum(each.null_count for each in found)
         filled = [each for each in found if each.num_values]
         if filled and _bounded(column.type) and all(each.has_min_max for each in filled):
-            low = _lower(min(each.min for each in filled))
-            high = _upper(max(each.max for each in filled))
-            if low is not None:
-                lower[column.name] = low
-            if high is not None:
-                upper[column.name] = high
+            low = _bound(min(each.min_raw for each in filled), column.type, is_upper=False)
+            high = _bound(max(each.max_raw for each in filled), column.type, is_upper=True)
+            lower.update({} if low is None else {column.name: low})
+            upper.update({} if high is None else {column.name: high})
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": lower, "maxValues": upper, "nullCount": nulls},
         ensure_ascii=False,
@@ -267,25 +268,26 @@ def _bounded(kind: pa.DataType) -> bool:
     return any(each(kind) for each in known)
 
 
-def _lower(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):
-        return _millis(value)
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    return value[:_MAX_CHARACTERS] if isinstance(value, str) else value
+def _bound(raw: Any, kind: pa.DataType, *, is_upper: bool) -> Any:
+    """Returns a bound as in PROTOCOL.md; None if it has no text: a date after the year 9999.
 
-
-def _upper(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):
-        try:
-            return _millis(value + datetime.timedelta(microseconds=-value.microsecond % 1000))
-        except OverflowError:
-            return None
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    return None if isinstance(value, str) and len(value) > _MAX_CHARACTERS else value
-
-
-def _millis(value: datetime.datetime) -> str:
-    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return text if value.tzinfo is None else f"{text}Z"
+    Args:
+        raw: value as Parquet stores it: a number, or bytes.
+        kind: type of the column.
+        is_upper: whether no value of the file is greater, or none is smaller.
+    """
+    if pa.types.is_string(kind):
+        text = raw.decode(errors="replace")
+        if len(text) > _MAX_CHARACTERS:
+            return None if is_upper else text[:_MAX_CHARACTERS]
+        return None if "\ufffd" in text else text
+    try:
+        if pa.types.is_date32(kind):
+            return (_EPOCH + datetime.timedelta(days=raw)).date().isoformat()
+        if pa.types.is_timestamp(kind):
+            millis = -(-raw // 1000) if is_upper else raw // 1000
+            text = (_EPOCH + datetime.timedelta(milliseconds=millis)).isoformat(timespec="milliseconds")
+            return f"{text}Z" if kind.tz else text
+    except OverflowError:
+        return None
+    return raw

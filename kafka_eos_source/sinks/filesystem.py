@@ -29,6 +29,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile, committed_files
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption
 from kafka_eos_source.sinks.targets import check_folder, location, not_writable
 
@@ -102,6 +103,9 @@ class FilesystemSink(TwoPhaseSink):
                 f"together; expected at most {_MAX_NAME_BYTES}, because file names contain both.",
                 fix="choose a shorter application.id before the first batch.",
             )
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        return formats.row_rules(self.format, schema)
 
     def stage(self, context: StageContext) -> Stage:
         return _File(self, self._at, context)

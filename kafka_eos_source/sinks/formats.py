@@ -1,8 +1,8 @@
 """Writes Arrow batches as Parquet, JSON lines or CSV, and checks what a format can hold.
 
-pyarrow itself cannot write JSON. The encoder here works column by column. It encodes values as Spark's
-``to_json`` does: binary as base64, NaN and infinities as strings, times as ISO 8601. Unlike there, a null
-field is written as ``null``.
+pyarrow itself cannot write JSON. The encoder here works column by column, also inside structs, lists and
+maps. It encodes values as Spark's ``to_json`` does: maps as objects, binary as base64, NaN and infinities as
+strings, times as ISO 8601. Unlike there, a null field is written as ``null``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import decimal
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,16 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.row_checks import NotNull, RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption
+from kafka_eos_source.sinks.table_columns import (
+    conform,
+    has_null_type,
+    items_of,
+    optional,
+    utf8_rules,
+    year_rules,
+)
 
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl", "csv": ".csv"}
 #: Options of every sink that writes files.
@@ -57,13 +67,33 @@ def writer(kind: str, out: pa.NativeFile, schema: pa.Schema, compression: str) -
         compression: value of the option `COMPRESSION`.
     """
     if kind == "parquet":
-        parquet: Writer = pq.ParquetWriter(out, schema, compression=compression)
-        return parquet
+        return _ParquetWriter(out, schema, compression)
     if kind == "csv":
         # RFC 4180 with a header; null is an empty field, an empty string is ""
         csv: Writer = pacsv.CSVWriter(out, schema)
         return csv
     return JsonLinesWriter(out)
+
+
+class _ParquetWriter:
+    """Writes batches to a Parquet file whose nested fields may all be null.
+
+    Arrow's writer refuses a null in a required field of a struct even where the whole struct is null.
+    """
+
+    def __init__(self, out: pa.NativeFile, schema: pa.Schema, compression: str) -> None:
+        self._schema = pa.schema([field.with_type(optional(field.type)) for field in schema])
+        self._is_same = self._schema.equals(schema)
+        self._writer = pq.ParquetWriter(out, self._schema, compression=compression)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        if self._is_same:
+            self._writer.write_batch(batch)
+        else:
+            self._writer.write_table(conform(pa.Table.from_batches([batch]), self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def check(kind: str, schema: pa.Schema) -> None:
@@ -73,10 +103,7 @@ def check(kind: str, schema: pa.Schema) -> None:
         InvalidSchemaError: if it cannot; the message names the column.
     """
     for field in schema:
-        unsupported = (
-            kind == "csv" and (pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
-        ) or pa.types.is_null(field.type)
-        if unsupported:
+        if has_null_type(field.type) or not _is_writable(kind, field):
             raise InvalidSchemaError(
                 f"column {field.name!r} has type {field.type}, which a {kind} file cannot hold.",
                 fix="cast the column (a struct with to_json), exclude it with sink.<name>.columns, or use "
@@ -86,6 +113,36 @@ def check(kind: str, schema: pa.Schema) -> None:
         raise InvalidSchemaError(
             f"two columns have the same name: {', '.join(schema.names)}.", fix="rename one of them."
         )
+
+
+def row_rules(kind: str, schema: pa.Schema) -> list[RowRule]:
+    """Returns the rules for rows of files of this format.
+
+    Parquet's texts, and files of the other formats, must be UTF-8; readers refuse the whole file otherwise.
+    """
+    label = f"a {kind} file"
+    if kind == "parquet":
+        return utf8_rules(schema, label)
+    found = [*utf8_rules(schema, label), *year_rules(schema, label)]
+    if kind == "csv" and len(schema) == 1:
+        of = "the only column of a csv file, whose readers pass over empty lines"
+        found.append(NotNull(column=schema.names[0], of=of))
+    return found
+
+
+def _is_writable(kind: str, field: pa.Field) -> bool:
+    """Returns whether a file of this format can hold a column, by writing a row to memory."""
+    if kind == "csv" and (pa.types.is_nested(field.type) or pa.types.is_binary(field.type)):
+        return False
+    schema = pa.schema([field])
+    try:
+        with pa.BufferOutputStream() as out:
+            trial = writer(kind, out, schema, "none")
+            trial.write_batch(pa.record_batch([pa.nulls(1, field.type)], schema=schema))
+            trial.close()
+    except (pa.ArrowException, TypeError):
+        return False
+    return True
 
 
 # -- JSON lines ----------------------------------------------------------------------------------
@@ -113,8 +170,15 @@ class JsonLinesWriter:
 
 def encode(batch: pa.RecordBatch) -> pa.Array:
     """Encodes each row as the text of a JSON object, without a line break."""
+    return _objects(batch.schema.names, batch.columns, batch.num_rows)
+
+
+def _objects(names: Sequence[str], columns: Sequence[pa.Array], rows: int) -> pa.Array:
+    """Returns the texts of objects with these members."""
+    if not columns:
+        return pa.array(["{}"] * rows, pa.large_string())
     pieces: list[Any] = []
-    for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+    for number, (name, column) in enumerate(zip(names, columns, strict=True)):
         pieces += [f"{'{' if number == 0 else ','}{json.dumps(name, ensure_ascii=False)}:", _values(column)]
     return pc.binary_join_element_wise(*[_large(each) for each in [*pieces, "}", ""]])
 
@@ -145,31 +209,51 @@ def texts(column: pa.Array) -> pa.Array:
         return _quoted(pc.binary_join_element_wise(text, "Z", "") if kind.tz else text)
     if pa.types.is_date(kind):
         return _quoted(column.cast(pa.string()))
-    # pyarrow has no compute function for nested values and bytes, so encode them one by one
-    return pa.array([None if each is None else json.dumps(_plain(each)) for each in column.to_pylist()])
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):  # Arrow cannot encode base64
+        encoded = (None if each is None else base64.b64encode(each).decode() for each in column.to_pylist())
+        return _quoted(pa.array(encoded, pa.large_string()))
+    if pa.types.is_struct(kind):
+        members = _objects([field.name for field in kind], column.flatten(), len(column))
+        return _where_valid(column, members)
+    if pa.types.is_list(kind):
+        offsets, (items,) = items_of(column)
+        return _where_valid(column, _joined("[", offsets, _values(items), "]"))
+    if pa.types.is_map(kind):
+        offsets, (keys, items) = items_of(column)
+        entries = pc.binary_join_element_wise(_names(keys), _large(":"), _values(items), _large(""))
+        return _where_valid(column, _joined("{", offsets, entries, "}"))
+    raise TypeError(f"JSON cannot hold values of the type {kind}")
+
+
+def _where_valid(column: pa.Array, texts: pa.Array) -> pa.Array:
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, texts.type))
+
+
+def _joined(begin: str, offsets: pa.Array, items: pa.Array, end: str) -> pa.Array:
+    """Returns the texts of lists: their items, with commas between them."""
+    lists = pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), items)
+    inner = pc.binary_join(lists, _large(","))
+    return pc.binary_join_element_wise(_large(begin), inner, _large(end), _large(""))
+
+
+def _names(keys: pa.Array) -> pa.Array:
+    """Returns the keys of a map as names of an object."""
+    found = texts(keys).cast(pa.large_string())
+    if pa.types.is_nested(keys.type):
+        return _quoted(found)
+    quote = pc.if_else(pc.starts_with(found, '"'), "", '"').cast(pa.large_string())
+    return pc.binary_join_element_wise(quote, found, quote, _large(""))
 
 
 def _quoted(text: pa.Array) -> pa.Array:
+    text = text.cast(pa.large_string())
     if pc.any(pc.match_substring_regex(text, _ESCAPED)).as_py():
         text = pc.replace_substring(text, "\\", "\\\\")
         text = pc.replace_substring(text, '"', '\\"')
         if pc.any(pc.match_substring_regex(text, r"[\x00-\x1f]")).as_py():
             for code in range(32):
                 text = pc.replace_substring(text, chr(code), _CONTROL.get(code, f"\\u{code:04x}"))
-    quote = pa.scalar('"', text.type)
-    return pc.binary_join_element_wise(quote, text, quote, pa.scalar("", text.type))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    return str(value)
+    return pc.binary_join_element_wise(_large('"'), text, _large('"'), _large(""))
 
 
 # -- rows that nothing else accepts ----------------------------------------------------------------

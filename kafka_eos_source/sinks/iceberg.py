@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -34,10 +34,20 @@ from kafka_eos_source.sinks.contract import (
     Stage,
     StageContext,
 )
-from kafka_eos_source.sinks.iceberg_files import StagedFiles, TaskFiles, check, from_json, unknown_partitions
+from kafka_eos_source.sinks.iceberg_files import (
+    StagedFiles,
+    TaskFiles,
+    arrow_schema,
+    check,
+    from_json,
+    unknown_partitions,
+    unwritable_partitions,
+)
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
 from kafka_eos_source.sinks.specs import SECRET_NAME, require
 from kafka_eos_source.sinks.sql_database import has_database_file
+from kafka_eos_source.sinks.table_columns import misfit, rules, spelled, year_rules
 from kafka_eos_source.sinks.table_format import (
     ADD,
     BUFFER,
@@ -52,11 +62,8 @@ from kafka_eos_source.sinks.targets import location
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.update.schema import UpdateSchema
-    from pyiceberg.typedef import TableVersion
-    from pyiceberg.types import IcebergType
 
 _COLUMN = r"[^\s(),`]+"
 _FORMS = re.compile(
@@ -117,6 +124,8 @@ def _one(name: str, value: str, text: str) -> PartitionBy:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+#: Versions of Iceberg's format that pyiceberg writes. It refuses others only when it commits.
+_FORMAT_VERSIONS = (1, 2)
 #: Keys in the summary of a snapshot, named like those of Iceberg's connector for Kafka Connect.
 APPLICATION, CLUSTER, SINK, SEQUENCE, ATTEMPT = (
     f"kafka-eos.{each}" for each in ("application-id", "cluster", "sink", "sequence", "attempt")
@@ -212,6 +221,12 @@ class IcebergSink(TableFormatSink["Table"]):
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         _call(lambda: self._to.ready(schema, deadline))
         self.notes()
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        table, label = self.load(), self._to.label
+        own = schema if table is None else arrow_schema(table.schema())
+        # pyiceberg makes Python's dates of the bounds of a file
+        return [*rules(schema, own, label), *year_rules(schema, f"{label}, as pyiceberg writes it")]
 
     def stage(self, context: StageContext) -> Stage:
         table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
@@ -401,12 +416,13 @@ class Target:
 
         def evolve(former_problem: str = "") -> tuple[Table, str]:
             table = self.load() or self._create(schema)
-            problem = _misfit(table, schema)
+            frame = self._spelled(table, schema)
+            problem = misfit(frame, arrow_schema(table.schema()))
             if self.evolution != ADD or problem in ("", former_problem):
-                return table, problem
-            update, why = _evolution(table, schema)
+                return table, problem and f"{problem}."
+            update, why = _evolution(table, frame)
             if update is None:
-                return table, f"{problem} {why}"
+                return table, f"{problem}. {why}"
             update.commit()
             return evolve(problem)
 
@@ -422,16 +438,34 @@ class Target:
         if table is None:
             self._check_creation(schema)
             return
-        problem = _misfit(table, schema)
+        frame = self._spelled(table, schema)
+        problem, why = misfit(frame, arrow_schema(table.schema())), ""
         if problem and self.evolution == ADD:
-            update, why = _evolution(table, schema)
-            problem = (
-                f"{problem} {why}"
-                if update is None
-                else schema_mismatch(update._apply(), table.metadata.format_version, schema)
-            )
+            update, why = _evolution(table, frame)
+            problem = problem if update is None else misfit(frame, arrow_schema(update._apply()))
         if problem:
-            raise unfit(self.label, problem, self.evolution)
+            raise unfit(self.label, f"{problem}. {why}".strip(), self.evolution)
+
+    def _spelled(self, table: Table, schema: pa.Schema) -> pa.Schema:
+        """Returns the schema of the frame in the table's names (`spelled`).
+
+        Raises:
+            InvalidOptionError: if the table has a partition field, or a version, that pyiceberg cannot write.
+            InvalidSchemaError: as `spelled`.
+        """
+        version = table.metadata.format_version
+        if version not in _FORMAT_VERSIONS:
+            raise InvalidOptionError(
+                f"the {self.label} has version {version} of Iceberg's format; this sink writes "
+                f"{', '.join(map(str, _FORMAT_VERSIONS))}.",
+                fix="write to a table of such a version.",
+            )
+        if unknown := unwritable_partitions(table):
+            raise InvalidOptionError(
+                f"the {self.label} has partition fields that this sink cannot write: {', '.join(unknown)}.",
+                fix="write to a table without them.",
+            )
+        return spelled(schema, arrow_schema(table.schema()), self.label)
 
     def _load_from_existing_catalog(self) -> Table | None:
         """Loads the table; returns None if there is none. Creates neither a catalog nor its database."""
@@ -463,27 +497,41 @@ class Target:
         Raises:
             InvalidOptionError, InvalidSchemaError: if not.
         """
-        from pyiceberg.catalog import Catalog
-        from pyiceberg.schema import assign_fresh_schema_ids
-        from pyiceberg.transforms import parse_transform
-
         if not self.create:
             raise InvalidOptionError(
                 f"the catalog {self.catalog!r} has no Iceberg table {self.identifier!r}, and the option "
                 "'create' is false.",
                 fix="create the table, correct sink.<name>.table, or set sink.<name>.create=true.",
             )
+        spelled(schema, pa.schema([]), self.label)
+        self._partition_fields(schema)
+
+    def _partition_fields(self, schema: pa.Schema) -> list[PartitionBy]:
+        """Returns `partition_by` of a table with this schema, with its spelling of the columns.
+
+        Raises:
+            InvalidSchemaError: if an Iceberg table cannot have the schema, or the partition fields.
+        """
+        from pyiceberg.catalog import Catalog
+        from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
+        from pyiceberg.schema import assign_fresh_schema_ids
+        from pyiceberg.transforms import parse_transform
+
+        found = []
         try:
             created = assign_fresh_schema_ids(Catalog._convert_schema_if_needed(schema))
             for each in self.partition_by:
-                column = created.find_field(each.column)
+                column = created.find_field(each.column, case_sensitive=False)
                 if not parse_transform(each.transform).can_transform(column.field_type):
                     raise self._uncreatable(
                         f"{each.transform} does not take a column of the type {column.field_type}, as "
                         f"{each.column!r} is."
                     )
-        except (ValueError, TypeError, NotImplementedError) as error:
+                own = created.find_column_name(column.field_id) or each.column
+                found.append(PartitionBy(own, each.transform, own + each.name.removeprefix(each.column)))
+        except (ValueError, TypeError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
             raise self._uncreatable(error) from error
+        return found
 
     def _uncreatable(self, why: object) -> InvalidSchemaError:
         return InvalidSchemaError(
@@ -496,15 +544,16 @@ class Target:
         from pyiceberg.transforms import parse_transform
 
         self._check_creation(schema)
+        partition_by = self._partition_fields(schema)
         catalog = self._catalog()
         try:
             catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
             creation = catalog.create_table_transaction(
                 self.identifier, schema, properties=dict(self.table_properties)
             )
-            if self.partition_by:
+            if partition_by:
                 with creation.update_spec() as spec:
-                    for each in self.partition_by:
+                    for each in partition_by:
                         spec.add_field(each.column, parse_transform(each.transform), each.name)
             creation.commit_transaction()
         except (TableAlreadyExistsError, CommitFailedException):
@@ -557,74 +606,28 @@ def is_retryable(error: Exception) -> bool:
 # -- what a table can hold -----------------------------------------------------------------------
 
 
-def _misfit(table: Table, schema: pa.Schema) -> str:
-    return schema_mismatch(table.schema(), table.metadata.format_version, schema)
+def _evolution(table: Table, frame: pa.Schema) -> tuple[UpdateSchema | None, str]:
+    """Returns the change of the table's schema that the rows need, not committed; or why there is none.
 
-
-def _evolution(table: Table, schema: pa.Schema) -> tuple[UpdateSchema | None, str]:
-    """Returns the change of the table's schema that rows of this schema need, not committed; or why not."""
+    Args:
+        table: table.
+        frame: schema of the rows, as `spelled`. Columns that fit do not take part in the change.
+    """
     from pyiceberg.exceptions import ValidationError
+    from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
+    own = arrow_schema(table.schema())
+    wanted = pa.schema(
+        [
+            field
+            for field in frame
+            if field.name not in own.names or misfit(pa.schema([field]), pa.schema([own.field(field.name)]))
+        ]
+    )
     try:
-        return table.update_schema().union_by_name(schema), ""
-    except (ValueError, TypeError, NotImplementedError, ValidationError) as error:
+        return table.update_schema().union_by_name(wanted, table.metadata.format_version), ""
+    except (
+        *(ValueError, TypeError, NotImplementedError),
+        *(ValidationError, UnsupportedPyArrowTypeException),
+    ) as error:
         return None, f"The table's schema cannot be evolved: {error}"
-
-
-def schema_mismatch(table_schema: Schema, format_version: TableVersion, schema: pa.Schema) -> str:
-    """Describes in one sentence why rows of a schema do not fit a table; empty if they do.
-
-    Args:
-        table_schema: schema of the table.
-        format_version: version of Iceberg's format that the table has.
-        schema: schema of the rows.
-    """
-    from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
-
-    known = {field.name for field in table_schema.fields}
-    extra = [f"it has no column {name!r}" for name in schema.names if name not in known]
-    if extra:
-        return "; ".join(extra) + "."
-    try:
-        frame_schema = pyarrow_to_schema(
-            schema, name_mapping=table_schema.name_mapping, format_version=format_version
-        )
-    except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        return f"{error}."
-    found = "; ".join(_differences(frame_schema.as_struct(), table_schema.as_struct(), ""))
-    return f"{found}." if found else ""
-
-
-def _differences(frame: IcebergType, table: IcebergType, at: str) -> Iterator[str]:
-    """Yields the differences between a type of the frame and one of the table.
-
-    Args:
-        frame: type in the frame.
-        table: type in the table.
-        at: path of the column or nested field; empty for the whole schema.
-    """
-    from pyiceberg.exceptions import ResolveError
-    from pyiceberg.schema import promote
-    from pyiceberg.types import ListType, MapType, StructType
-
-    if isinstance(frame, StructType) and isinstance(table, StructType):
-        by_id = {field.field_id: field for field in frame.fields}
-        for field in table.fields:
-            name = f"{at}.{field.name}" if at else field.name
-            other = by_id.get(field.field_id)
-            if other is not None:
-                yield from _differences(other.field_type, field.field_type, name)
-            if field.required and (other is None or (at and not other.required)):
-                yield f"it requires the column {name!r}" + (
-                    ", which may be null in the frame" if other else ""
-                )
-    elif isinstance(frame, ListType) and isinstance(table, ListType):
-        yield from _differences(frame.element_type, table.element_type, f"{at}.element")
-    elif isinstance(frame, MapType) and isinstance(table, MapType):
-        yield from _differences(frame.key_type, table.key_type, f"{at}.key")
-        yield from _differences(frame.value_type, table.value_type, f"{at}.value")
-    elif frame != table:
-        try:
-            promote(frame, table)
-        except ResolveError:
-            yield f"column {at!r} is {frame} in the frame and {table} in the table"

@@ -105,12 +105,13 @@ class NotNull(RowRule):
 
 @dataclass(frozen=True, kw_only=True)
 class _Texts(RowRule):
-    """A rule for every text in the column, also in structs, lists and maps."""
+    """A rule for every text in the column, also in structs, lists and maps; or for its bytes."""
 
     def broken(self, column: pa.Array) -> pa.Array:
         values, rows = _inner(_plain(column), self.path)
         found = _none(len(column))
-        for texts, rows_of_texts in _texts_in(values, rows):
+        inside = _texts_in(values, rows) if _is_text_or_nested(values.type) else [(values, rows)]
+        for texts, rows_of_texts in inside:
             bad = pc.fill_null(self.wrong(texts), False)
             if pc.any(bad).as_py():
                 found = pc.or_(found, _of_rows(bad, rows_of_texts, len(column)))
@@ -399,6 +400,10 @@ def _has_zero_byte(texts: pa.Array) -> bool:
     bounds = np.frombuffer(offsets, width)[raw.offset : raw.offset + len(raw) + 1]
     used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
     return bool(used.size and used.min() == 0)
+
+
+def _is_text_or_nested(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or pa.types.is_nested(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

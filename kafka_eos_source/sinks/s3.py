@@ -28,6 +28,7 @@ from kafka_eos_source.sinks.contract import (
     Staged,
     TwoPhaseSink,
 )
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.s3_uploads import (
     EXTRA,
     MAX_PART_BYTES,
@@ -186,6 +187,9 @@ class S3Sink(TwoPhaseSink):
         formats.check(self.format, schema)
         impatient = replace(self.service, timeout_seconds=min(self.service.timeout_seconds, _CHECK_SECONDS))
         Bucket(impatient, self._bucket.name).keys(self._at.prepared_folder)
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        return formats.row_rules(self.format, schema)
 
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.task_attempt_id, formats.ENDINGS[self.format])

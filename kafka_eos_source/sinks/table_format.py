@@ -21,7 +21,6 @@ import pyarrow as pa
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     SinkRetryableError,
 )
@@ -107,26 +106,17 @@ class BufferedStage(ABC):
     Args:
         table: name of the table, for errors.
         schema: schema of the rows.
-        required: columns that must not be null. Spark declares every column as nullable, so only the rows
-            can show whether they are.
         buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    def __init__(self, table: str, schema: pa.Schema, required: Sequence[str], buffer_bytes: int) -> None:
+    def __init__(self, table: str, schema: pa.Schema, buffer_bytes: int) -> None:
         self._table_name = table
         self._row_schema = schema
-        self._required = required
         self._buffer_bytes = buffer_bytes
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._required:
-            if batch.column(name).null_count:
-                raise InvalidRecordError(
-                    f"column {name!r} is null in a row, but the table {self._table_name!r} requires a value.",
-                    fix="filter such rows, or fill the column with coalesce().",
-                )
         self._buffer.append(batch)
         self._buffered_bytes += batch.nbytes
         if self._buffered_bytes >= self._buffer_bytes:

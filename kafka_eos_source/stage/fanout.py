@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,7 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StringType, StructType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    KafkaEosError,
+    SinkFailedError,
+)
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
@@ -29,6 +36,8 @@ from kafka_eos_source.spark.schema import INVALID, ORIGIN
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts
 
+#: Of the text of an exception.
+_MOST_CHARACTERS = 500
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
 ROUTE = "sink"
 
@@ -236,9 +245,11 @@ class Fanout:
         """Makes the rows of every sink durable, and returns what was staged."""
         try:
             self.kept = None if self._kept is None else self._kept.finish()
-            return tuple(
-                SinkPart(name, self._rows[name], stage.finish()) for name, stage in self._stages.items()
-            )
+            found = []
+            for name, stage in self._stages.items():
+                with self._named(name):
+                    found.append(SinkPart(name, self._rows[name], stage.finish()))
+            return tuple(found)
         finally:
             self._close()
 
@@ -266,11 +277,34 @@ class Fanout:
         if not batch.num_rows:
             return
         name = route.spec.name
-        if name not in self._stages:
-            self._stages[name] = self._open(route)
-            self._rows[name] = 0
-        self._stages[name].write(_fitting(batch, route.columns, route.schema))
+        rows = _fitting(batch, route.columns, route.schema)
+        with self._named(name):
+            if name not in self._stages:
+                self._stages[name] = self._open(route)
+                self._rows[name] = 0
+            self._stages[name].write(rows)
         self._rows[name] += batch.num_rows
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Names the sink in errors of the libraries that it uses.
+
+        Raises:
+            SinkFailedError: for any error that is neither this package's, nor one of the operating system.
+        """
+        try:
+            yield
+        except (KafkaEosError, OSError):
+            raise
+        except Exception as error:
+            sink = self._sinks.get(name)
+            text = str(error).partition("\n")[0][:_MOST_CHARACTERS]
+            text = text if sink is None else sink.context.secrets.hide(text)
+            raise SinkFailedError(
+                f"sink {name!r} cannot stage the rows of a task: {type(error).__name__}: {text}.",
+                fix="restart the query if the schema of its target was changed while it ran; else correct "
+                "the rows that cause this, or set them aside with invalid_record().",
+            ) from error
 
     def _open(self, route: Route) -> Stage:
         sink = route.spec.build()

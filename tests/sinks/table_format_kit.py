@@ -11,16 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, Stage, StageContext
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import ROWS, Rows, System, deadline, new_txn, opened, stage
+from tests.support.row_rules import broken_rules
 
 
 class Lake(Protocol):
     """A table in a local folder, and factories of sinks for it."""
 
     folder: Path
+    label: str
 
     def visible(self) -> Rows: ...
     def system(self, **options: Any) -> System: ...
@@ -36,6 +38,17 @@ def die(*_: object) -> NoReturn:
 
 def no_parts() -> Stage:
     raise AssertionError("the sink stages by itself")
+
+
+def refusals(lake: Lake, rows: pa.Table) -> dict[int, str]:
+    """Returns the message of each row that breaks a rule of the sink, by its number."""
+    with opened(lake.system()) as sink:
+        sink.make_ready(rows.schema, deadline())
+        return broken_rules(sink, rows)
+
+
+def without(rows: pa.Table, refused: dict[int, str]) -> pa.Table:
+    return rows.take(pa.array([row for row in range(rows.num_rows) if row not in refused], pa.int64()))
 
 
 class TableFormatKit:
@@ -120,14 +133,169 @@ class TableFormatKit:
         notes = [row["note"] for row in lake.visible()]
         assert (notes.count("n"), notes.count(None)) == (ROWS.num_rows, 2 * ROWS.num_rows)
 
+    @pytest.mark.parametrize("evolution", ["fail", "add"])
+    def test_the_letter_case_of_a_name_does_not_make_another_column(self, lake: Lake, evolution: str) -> None:
+        inner = pa.struct([("x", pa.int32()), ("Y", pa.string())])
+        lake.create(
+            pa.schema(
+                [
+                    ("id", pa.int64()),
+                    ("Name", pa.string()),
+                    ("inner", inner),
+                    ("list", pa.list_(inner)),
+                    ("map", pa.map_(pa.string(), inner)),
+                ]
+            )
+        )
+        own = pa.struct([("y", pa.string()), ("X", pa.int32())])  # in another order, too
+        value = {"y": "z", "X": 1}
+        rows = pa.table(
+            {
+                "NAME": ["a", "b", None],
+                "MAP": pa.array([[("k", value), ("l", None)], [], []], pa.map_(pa.string(), own)),
+                "List": pa.array([[value, None], [], []], pa.list_(own)),
+                "INNER": pa.array([value, {"y": None, "X": None}, None], own),
+                "ID": pa.array([1, 2, 3], pa.int64()),
+            }
+        )
+        lake.write_batch(rows.slice(0, 1), 1, schema_evolution=evolution)
+        lake.write_batch(rows.slice(1), 2, schema_evolution=evolution)
+        seen = sorted(lake.visible(), key=lambda row: row["id"])
+        read = {"x": 1, "Y": "z"}
+        assert seen == [
+            {"id": 1, "Name": "a", "inner": read, "list": [read, None], "map": [("k", read), ("l", None)]},
+            {"id": 2, "Name": "b", "inner": {"x": None, "Y": None}, "list": [], "map": []},
+            {"id": 3, "Name": None, "inner": None, "list": [], "map": []},
+        ]
+
+    def test_new_columns_are_added_beside_names_in_another_case(self, lake: Lake) -> None:
+        lake.create(pa.schema([("id", pa.int64())]))
+        lake.write_batch(pa.table({"NOTE": ["n"], "ID": [1]}), 1, schema_evolution="add")
+        lake.write_batch(pa.table({"note": ["m"], "Id": [2]}), 2, schema_evolution="add")
+        assert sorted(lake.visible(), key=lambda row: row["id"]) == [
+            {"id": 1, "NOTE": "n"},
+            {"id": 2, "NOTE": "m"},
+        ]
+
+    @pytest.mark.parametrize("exists", [True, False])
+    @pytest.mark.parametrize("nested", [True, False])
+    def test_names_that_are_one_column_are_refused_before_the_first_batch(
+        self, lake: Lake, exists: bool, nested: bool
+    ) -> None:
+        def schema(*names: str) -> pa.Schema:
+            fields = [pa.field(each, pa.int64()) for each in names]
+            return pa.schema([pa.field("s", pa.list_(pa.struct(fields)))] if nested else fields)
+
+        if exists:
+            lake.create(schema("id"))
+        with opened(lake.system(schema_evolution="add")) as sink:
+            for call in (sink.check, sink.make_ready):
+                with pytest.raises(InvalidSchemaError, match="the columns 'id' and 'ID'"):
+                    call(schema("id", "ID"), deadline())
+
+    def test_partition_columns_may_be_spelled_in_another_case(self, lake: Lake) -> None:
+        rows = pa.table({"Id": pa.array([1, 2], pa.int64()), "Name": ["a", "b"]})
+        lake.write_batch(rows, 1, partition_by="NAME")
+        lake.write_batch(rows.rename_columns(["ID", "name"]), 2)
+        lake.write_batch(rows.select(["Id"]), 3)  # its partition is null
+        assert sorted((row["Id"], row["Name"] or "") for row in lake.visible()) == [
+            (1, ""), (1, "a"), (1, "a"), (2, ""), (2, "b"), (2, "b")
+        ]  # fmt: skip
+
     def test_a_required_column_takes_rows_that_have_it(self, lake: Lake) -> None:
         lake.create(pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())]))
         lake.write_batch(ROWS.select(["id", "name"]))
-        with pytest.raises(InvalidRecordError, match="'id' is null"):
-            lake.write_batch(pa.table({"id": pa.array([1, None], pa.int64())}))
+        assert refusals(lake, pa.table({"ID": pa.array([1, None], pa.int64())})) == {
+            1: f"column 'ID' (integer) is null (a required column of the {lake.label})"
+        }
         with pytest.raises(InvalidSchemaError, match="requires the column 'id'"):
             lake.write_batch(ROWS.select(["name"]), schema_evolution="add")
         assert len(lake.visible()) == ROWS.num_rows
+
+    def test_nested_values_that_the_table_requires(self, lake: Lake) -> None:
+        inner = pa.struct([pa.field("x", pa.int64(), nullable=False), pa.field("t", pa.string())])
+        table = {
+            "id": pa.int64(),
+            "s": inner,
+            "l": pa.list_(pa.field("element", inner, nullable=False)),
+            "m": pa.map_(pa.string(), pa.field("value", inner, nullable=False)),
+        }
+        lake.create(pa.schema(list(table.items())))
+        of_rows = pa.struct([pa.field("X", pa.int64()), pa.field("t", pa.string())])
+        good, bad = {"X": 1, "t": None}, {"X": None, "t": "a"}
+        rows = pa.table(
+            {
+                "id": pa.array(range(8), pa.int64()),
+                "s": pa.array([good, None, bad, *[good] * 5], of_rows),
+                "l": pa.array([[good], None, [], [good, bad], [None], *[[]] * 3], pa.list_(of_rows)),
+                "m": pa.array(
+                    [[("k", good)], None, *[[]] * 3, [("k", good), ("l", bad)], [("k", None)], []],
+                    pa.map_(pa.string(), of_rows),
+                ),
+            }
+        )
+        found = refusals(lake, rows)
+        assert {row: text.partition(" is null")[0] for row, text in found.items()} == {
+            2: "column 's.X' (integer)",
+            3: "column 'l.element.X' (integer)",
+            4: "column 'l.element' (struct)",
+            5: "column 'm.value.X' (integer)",
+            6: "column 'm.value' (struct)",
+        }
+        lake.write_batch(without(rows, found))
+        read = {"x": 1, "t": None}
+        seen = sorted(lake.visible(), key=lambda row: row["id"])
+        assert [row["id"] for row in seen] == [0, 1, 7]
+        assert [row["s"] for row in seen] == [read, None, read]
+        assert (seen[0]["l"], seen[0]["m"]) == ([read], [("k", read)])
+
+    def test_texts_that_are_not_utf8_are_named_wherever_they_are(self, lake: Lake) -> None:
+        bad, raw = b"a\xff", pa.struct([("x", pa.binary())])
+        columns = {
+            "id": pa.array(range(6), pa.int64()),
+            "part": pa.array([bad, b"p", b"", None, b"p", b"p"]),
+            "s": pa.array([None, {"x": bad}, {"x": None}, None, None, None], raw),
+            "l": pa.array([None, None, [b"x", bad], [], None, None], pa.list_(pa.binary())),
+            "m": pa.array(
+                [None, None, None, [(b"k", None)], [(bad, b"v")], [(b"k", bad)]],
+                pa.map_(pa.binary(), pa.binary()),
+            ),
+            "bytes": pa.array([bad] * 6),
+        }
+        kinds = {
+            "part": pa.string(),
+            "s": pa.struct([("x", pa.string())]),
+            "l": pa.list_(pa.string()),
+            "m": pa.map_(pa.string(), pa.string()),
+        }
+        rows = pa.table({name: column.view(kinds.get(name, column.type)) for name, column in columns.items()})
+        lake.write_batch(rows.slice(3, 1), 1, partition_by="part")
+        found = refusals(lake, rows)
+        assert found == {
+            row: f"column {name!r} ({kind}) is not valid UTF-8 ({lake.label})"
+            for row, name, kind in (
+                (0, "part", "text"), (1, "s", "struct"), (2, "l", "list"), (4, "m", "map"), (5, "m", "map")
+            )
+        }  # fmt: skip
+        lake.write_batch(without(rows, found), 2)
+        assert [row["bytes"] for row in lake.visible()] == [bad] * 2
+
+    def test_bytes_go_to_a_column_of_text_as_utf8(self, lake: Lake) -> None:
+        lake.create(pa.schema([("id", pa.int64()), ("name", pa.string())]))
+        rows = pa.table({"id": [1, 2, 3], "name": pa.array(["ž".encode(), b"\xff", None])})
+        found = refusals(lake, rows)
+        assert found == {1: f"column 'name' (bytes) is not valid UTF-8 ({lake.label})"}
+        lake.write_batch(without(rows, found))
+        assert sorted((row["id"], row["name"]) for row in lake.visible()) == [(1, "ž"), (3, None)]
+
+    def test_a_column_that_becomes_required_while_the_query_runs_loses_no_row(self, lake: Lake) -> None:
+        """The tasks know the rules of a minute ago, so the file must not contain another value instead."""
+        inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+        lake.create(pa.schema([("id", pa.int64()), ("s", inner)]))
+        rows = pa.table({"id": [1], "s": pa.array([{"x": None}], pa.struct([("x", pa.int64())]))})
+        with pytest.raises(pa.ArrowInvalid, match="'x' is null in a row"):
+            lake.write_batch(rows)
+        assert lake.visible() == []
 
     def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(
         self, lake: Lake

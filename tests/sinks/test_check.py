@@ -167,7 +167,7 @@ def test_iceberg(target: Path) -> None:
     assert check(made()) is None
     found = check(made(), AS_TEXT)
     assert isinstance(found, InvalidSchemaError)
-    assert "column 'id' is string in the frame and long in the table" in found.message
+    assert "column 'id' is string in the frame and int64 in the table" in found.message
     assert isinstance(check(made(), WIDER), InvalidSchemaError)
     assert check(made(schema_evolution="add"), WIDER) is None
     found = check(made(schema_evolution="add"), AS_TEXT)

@@ -473,7 +473,8 @@ def test_the_rules_of_a_sink_are_asked_for_once_a_minute(
 ) -> None:
     for _ in range(3):
         found = with_rules()
-        assert found.rules == {"left": (), "right": (LongestText(column="name", most=5),)}
+        assert found.rules["right"] == (LongestText(column="name", most=5),)
+        assert [type(each).__name__ for each in found.rules["left"]] == ["Utf8"]
         assert found.refusing == {"right"}
     assert WithRules.asked == 1
     monkeypatch.setattr(two_phase, "_RULES_SECONDS", -1.0)

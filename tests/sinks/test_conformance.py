@@ -18,6 +18,7 @@ from kafka_eos_source.sinks import constructors, filesystem_layout
 from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
 from kafka_eos_source.testing.sinks import Rows, SinkConformance, System
+from tests.support.row_rules import NOT_UTF8
 
 
 class TestMemory(SinkConformance):
@@ -44,7 +45,9 @@ class TestFilesystem(SinkConformance):
         def visible() -> Rows:
             return [row for file in committed_files(path) for row in _READERS[self.kind](f"/{file}")]
 
-        return System(sink=lambda: constructors.files(path, format=self.kind).build(), visible=visible)
+        return System(
+            sink=lambda: constructors.files(path, format=self.kind).build(), visible=visible, poison=NOT_UTF8
+        )
 
 
 class TestJsonLines(TestFilesystem):

@@ -45,7 +45,8 @@ from deltalake import DeltaTable, write_deltalake
 from kafka_eos_source.sinks import delta as module
 from kafka_eos_source.sinks.delta import DeltaSink
 from kafka_eos_source.sinks.delta_files import Folder, statistics
-from tests.sinks.table_format_kit import TableFormatKit, die, no_parts
+from tests.sinks.table_format_kit import TableFormatKit, die, no_parts, refusals, without
+from tests.support.row_rules import NOT_UTF8
 
 
 @dataclass
@@ -57,6 +58,10 @@ class Lake:
     @property
     def path(self) -> str:
         return str(self.folder / "orders")
+
+    @property
+    def label(self) -> str:
+        return f"Delta table {self.path!r}"
 
     def table(self) -> DeltaTable:
         return DeltaTable(self.path)
@@ -71,6 +76,7 @@ class Lake:
             self.visible,
             store=str(self.folder / "checkpoint"),
             in_process=True,
+            poison=NOT_UTF8,
         )
 
     def create(self, schema: pa.Schema) -> object:
@@ -351,6 +357,157 @@ def test_a_table_with_constraints_is_refused(lake: Lake) -> None:
     lake.table().alter.add_constraint({"positive": "id >= 0"})
     with pytest.raises(InvalidOptionError, match=r"delta\.constraints\.positive"):
         lake.write_batch(ROWS)
+
+
+def write_log(path: str, field: dict[str, Any], protocol: dict[str, Any], **properties: str) -> None:
+    """Creates a table with one column by its log, as other writers of the protocol do."""
+    schema = {"type": "struct", "fields": [{"nullable": True, "metadata": {}, **field}]}
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": [],
+        "configuration": properties,
+        "createdTime": 1,
+    }
+    log = Path(path, "_delta_log")
+    log.mkdir(parents=True)
+    actions = [{"commitInfo": {"timestamp": 1}}, {"protocol": protocol}, {"metaData": metadata}]
+    (log / f"{0:020}.json").write_text("".join(json.dumps(each) + "\n" for each in actions))
+
+
+def version_7(feature: str) -> dict[str, Any]:
+    """Returns a protocol with one feature."""
+    of_readers = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "typeWidening"}
+    found = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [feature]}
+    return found | ({"minReaderVersion": 3, "readerFeatures": [feature]} if feature in of_readers else {})
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        *("identityColumns", "rowTracking", "domainMetadata", "icebergCompatV2", "clustering"),
+        *("typeWidening", "inCommitTimestamp", "allowColumnDefaults", "somethingNew"),
+    ],
+)
+def test_a_feature_for_which_delta_rs_would_refuse_the_commit_is_refused_at_the_start(
+    lake: Lake, feature: str
+) -> None:
+    """The commit of the table is after Kafka's, so the query could never continue."""
+    write_log(lake.path, {"name": "id", "type": "long"}, version_7(feature))
+    with opened(lake.system()) as sink:
+        for call in (sink.check, sink.make_ready):
+            with pytest.raises(InvalidOptionError, match=f"cannot write: the feature {feature}"):
+                call(pa.schema([("id", pa.int64())]), deadline())
+
+
+def test_tables_of_every_feature_that_the_sink_accepts_are_committed_to(lake: Lake, tmp_path: Path) -> None:
+    versions = [{"minReaderVersion": 1, "minWriterVersion": each} for each in module._WRITER_VERSIONS]
+    versions = [*versions[:-1], *map(version_7, sorted(module._FEATURES))]
+    for number, protocol in enumerate(versions):
+        table = Lake(tmp_path / str(number))
+        write_log(table.path, {"name": "id", "type": "long"}, protocol)
+        table.write_batch(pa.table({"ID": [1]}))
+        assert pa.table(table.table().get_add_actions())["num_records"].to_pylist() == [1], protocol
+    write_log(lake.path, {"name": "id", "type": "long"}, {"minReaderVersion": 1, "minWriterVersion": 6})
+    with pytest.raises(InvalidOptionError, match="version 6 of the protocol"):
+        lake.write_batch(pa.table({"id": [1]}))
+
+
+def test_invariants_of_nested_fields_are_refused(lake: Lake) -> None:
+    inner = {"name": "x", "type": "long", "nullable": True, "metadata": {"delta.invariants": "{}"}}
+    array = {
+        "type": "array",
+        "elementType": {"type": "struct", "fields": [inner]},
+        "containsNull": True,
+    }
+    write_log(lake.path, {"name": "l", "type": array}, {"minReaderVersion": 1, "minWriterVersion": 2})
+    with pytest.raises(InvalidOptionError, match=r"column 'l\.element\.x' has delta\.invariants"):
+        lake.write_batch(pa.table({"l": [[{"x": 1}]]}))
+
+
+def test_the_lengths_of_char_and_varchar_are_rules(lake: Lake) -> None:
+    """As Spark writes them, which keeps such types in the metadata of a column only."""
+    inner = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in (("d", "decimal(10,2)"), ("C", "string"), ("odd name", "string"))
+    ]
+    pairs = {
+        "type": "map",
+        "keyType": "string",
+        "valueType": {
+            "type": "array",
+            "elementType": {"type": "struct", "fields": inner},
+            "containsNull": True,
+        },
+        "valueContainsNull": True,
+    }
+    declared = "map<varchar(2),array<struct<d:decimal(10,2),C:char(3),`odd name`:string>>>"
+    field = {"name": "m", "type": pairs, "metadata": {"__CHAR_VARCHAR_TYPE_STRING": declared}}
+    write_log(lake.path, field, {"minReaderVersion": 1, "minWriterVersion": 2})
+    of_struct = pa.struct([("d", pa.decimal128(10, 2)), ("c", pa.string()), ("odd name", pa.string())])
+    values = [
+        [("žž", [{"d": None, "c": "abc", "odd name": "long enough"}])],
+        [("abc", [])],
+        [("a", [None, {"d": None, "c": "abc ", "odd name": None}])],
+        [("a", None)],
+    ]
+    rows = pa.table({"M": pa.array(values, pa.map_(pa.string(), pa.list_(of_struct)))})
+    found = refusals(lake, rows)
+    assert found == {
+        1: f"column 'M.key' (text) is longer than 2 characters (varchar(2) in the {lake.label})",
+        2: f"column 'M.value.element.c' (text) is longer than 3 characters (char(3) in the {lake.label})",
+    }
+    lake.write_batch(without(rows, found))
+    assert len(lake.visible()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "varchar", "array<varchar(2)", "map<varchar(1),varchar(1)>", "\0<<<,"])
+def test_a_type_in_metadata_that_does_not_match_the_column_is_no_rule(lake: Lake, text: str) -> None:
+    kind = {"type": "array", "elementType": "long", "containsNull": True}
+    field = {"name": "l", "type": kind, "metadata": {"__CHAR_VARCHAR_TYPE_STRING": text}}
+    write_log(lake.path, field, {"minReaderVersion": 1, "minWriterVersion": 2})
+    assert refusals(lake, pa.table({"l": [[1]]})) == {}
+
+
+def test_times_beyond_the_year_9999_have_no_bounds_and_are_no_partition_values(lake: Lake) -> None:
+    """Spark's types have them; Python and the texts of partition values do not."""
+    far = pa.array([2**62, -(2**62), 0], pa.timestamp("us", "UTC"))
+    days = pa.array([2**30, -(2**30), 0], pa.int32()).cast(pa.date32())
+    rows = pa.table({"id": [1, 2, 3], "at": far, "day": days, "part": days})
+    lake.write_batch(rows.slice(2), 1, partition_by="part")
+    found = refusals(lake, rows)
+    assert {row: text.split(" (")[0] for row, text in found.items()} == {
+        0: "column 'part'",
+        1: "column 'part'",
+    }
+    lake.write_batch(rows.set_column(3, "part", pa.array([0, 0, 0], pa.int32()).cast(pa.date32())), 2)
+    table = lake.table().to_pyarrow_table().sort_by("id")
+    assert table["at"].cast(pa.int64()).to_pylist() == [2**62, -(2**62), 0, 0]
+    assert table["day"].cast(pa.int32()).to_pylist() == [2**30, -(2**30), 0, 0]
+    statistics = pa.table(lake.table().get_add_actions(flatten=True))
+    epoch = datetime.date(1970, 1, 1)
+    bounds = list(zip(statistics["num_records"].to_pylist(), statistics["max.day"].to_pylist(), strict=True))
+    assert sorted(bounds, key=repr) == [(1, epoch), (1, epoch), (2, None)]
+
+
+@pytest.mark.parametrize("nested", [pa.map_(pa.string(), pa.timestamp("us")), pa.timestamp("us")])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_table_is_never_left_without_a_feature_that_its_columns_need(
+    lake: Lake, nested: pa.DataType, exists: bool
+) -> None:
+    """delta-rs overlooks timestamps in maps when it creates a table, which then nobody can load."""
+    rows = pa.table({"id": [1], "value": pa.array([{"x": None}], pa.struct([("x", nested)]))})
+    if exists:
+        lake.write_batch(rows.select(["id"]), 1)
+    if pa.types.is_map(nested):
+        with pytest.raises(InvalidSchemaError, match="'value' has timestamps without a time zone in a map"):
+            lake.write_batch(rows, 2, schema_evolution="add")
+        assert len(lake.visible()) == exists
+        return
+    lake.write_batch(rows, 2, schema_evolution="add")
+    assert lake.table().protocol().writer_features == ["timestampNtz"]
+    assert len(lake.visible()) == 1 + exists
 
 
 def test_a_table_partitioned_by_bytes_is_refused(lake: Lake) -> None:
