@@ -67,8 +67,9 @@ from kafka_eos_source.sinks.http_client import (
     state_of,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.sinks.row_checks import RowRule, Utf8
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import ALLOW_HTTP_OPTION, SinkOption
+from kafka_eos_source.sinks.table_columns import utf8_rules, year_rules
 from kafka_eos_source.sinks.targets import address, query_digest
 
 BODY_FORMATS = {"json": "application/x-ndjson", "arrow": "application/vnd.apache.arrow.stream"}
@@ -350,8 +351,9 @@ class HttpSink(TwoPhaseSink):
         self._protocol.make_ready(deadline)
 
     def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
-        """Text that is not UTF-8 is neither JSON nor Arrow."""
-        return [Utf8(column=name, of=f"format={self.format}") for name in schema.names]
+        """Texts must be UTF-8 in both formats, and times in JSON must have four digits for the year."""
+        label = f"format={self.format}"
+        return [*utf8_rules(schema, label), *(year_rules(schema, label) if self.format == "json" else ())]
 
     @property
     def refuses_rows(self) -> bool:

@@ -17,9 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.sinks.row_checks import (
-    ELEMENT,
-    KEY,
-    VALUE,
     DecimalFits,
     FloatRange,
     IntegerRange,
@@ -36,11 +33,10 @@ from kafka_eos_source.sinks.row_checks import (
 )
 from kafka_eos_source.sinks.sql_database import is_bytes, is_text, sqlalchemy, without_domain
 from kafka_eos_source.sinks.sql_rows import copier
+from kafka_eos_source.sinks.table_columns import YEAR_1_US, YEAR_9999_US, year_rules
 
 _POSTGRES, _MYSQL = ("postgresql",), ("mysql", "mariadb")
 _DAY_US = 86_400_000_000
-#: Python's calendar, for drivers that receive dates and times as objects: the years 1 to 9999.
-_PYTHON_US = (-719_162 * _DAY_US, 2_932_897 * _DAY_US - 1)
 #: Postgres: from 4714-11-24 BC to the year 294276, and for dates to 5874897.
 _POSTGRES_US = (-2_440_588 * _DAY_US, 9_224_318_016_000_000_000 - 1)
 _POSTGRES_DATE_US = (_POSTGRES_US[0], 2_145_042_906 * _DAY_US - 1)
@@ -212,8 +208,7 @@ class _Columns:
         yield Utf8(**about)
         if type(kind).__name__ == "JSONB":
             yield WithoutNul(**about)
-        for path in _times_in(arrow):  # written by Python, as text
-            yield TimestampRange(**about, path=path, first_us=_PYTHON_US[0], last_us=_PYTHON_US[1])
+        yield from year_rules([pa.field(about["column"], arrow)], about["of"])
 
     def _of_number(self, arrow: pa.DataType, kind: Any, about: Mapping[str, Any]) -> Iterator[RowRule]:
         sa, is_float = sqlalchemy(), pa.types.is_floating(arrow)
@@ -244,7 +239,7 @@ class _Columns:
             is_date = isinstance(kind, sqlalchemy().Date)
             first, last = _POSTGRES_DATE_US if is_date else _POSTGRES_US
         else:
-            first, last = _PYTHON_US
+            first, last = YEAR_1_US, YEAR_9999_US  # of Python's calendar: drivers receive objects
         yield TimestampRange(**about, first_us=first, last_us=last)
 
 
@@ -260,20 +255,6 @@ def _shown(kind: Any) -> str:
         )
     except Exception:  # noqa: BLE001 - SQLAlchemy cannot name each type without its dialect
         return type(kind).__name__.lower()
-
-
-def _times_in(arrow: pa.DataType, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of timestamps and dates in a nested type."""
-    if pa.types.is_timestamp(arrow) or pa.types.is_date(arrow):
-        yield path
-    elif pa.types.is_struct(arrow):
-        for field in arrow:
-            yield from _times_in(field.type, (*path, field.name))
-    elif pa.types.is_map(arrow):
-        yield from _times_in(arrow.key_type, (*path, KEY))
-        yield from _times_in(arrow.item_type, (*path, VALUE))
-    elif pa.types.is_nested(arrow):
-        yield from _times_in(arrow.value_type, (*path, ELEMENT))
 
 
 # -- what the database knows besides columns -------------------------------------------------------
