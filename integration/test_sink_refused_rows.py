@@ -407,7 +407,7 @@ class TestMariaDb(_OnServer):
         assert sorted(row["id"] for row in seen) == [1, 3, 7]
 
 
-@pytest.mark.fault("T486", "the driver is killed", "a sink looks for the rows that a web service refuses")
+@pytest.mark.fault("T486", "the driver is killed", "a sink looks for the rows that a system refuses")
 @pytest.mark.parametrize("names", [0, 1], ids=["no row is named", "one row is named"])
 def test_a_driver_that_is_killed_in_the_search_leaves_an_id_that_the_next_start_aborts(
     tmp_path: Path, names: int

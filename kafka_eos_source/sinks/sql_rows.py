@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import RowRefusal
 from kafka_eos_source.sinks.division import Division, RangeRefusal
@@ -183,6 +184,7 @@ class _Attempt:
 
     def __call__(self, start: int, stop: int) -> RangeRefusal | None:
         dialect = self.connection.dialect
+        failpoints.reach("sink.sql.within_search")
         dialect.do_savepoint(self.connection, _SAVEPOINT)
         try:
             if self.check is not None and dialect.name in _CHECK_NOW:

@@ -6,6 +6,7 @@ single rename, or a file that appears whole.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import http.server
@@ -27,6 +28,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 #: Faults: lose the answer after or before handling the request; wait until the caller gives up. A fault can
 #: also be a status to answer with.
 LOSE_AFTER, LOSE_BEFORE, DELAY = "lose-after", "lose-before", "delay"
+
+
+def _name(row: dict[str, Any]) -> str | None:
+    """Returns what the service looks at: the column ``name``, or a record's value, which is in base64."""
+    name: str | None = row["name"] if "name" in row else base64.b64decode(row["value"]).decode()
+    return name
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -102,12 +109,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not self.poison:
             return []
         if self.headers["Content-Type"] == "application/x-ndjson":
-            names = [json.loads(line)["name"] for line in body.decode().splitlines()]
+            names = [_name(json.loads(line)) for line in body.decode().splitlines()]
         else:
             import pyarrow as pa  # the service itself starts without it
 
             names = pa.ipc.open_stream(body).read_all()["name"].to_pylist()
-        found = [number for number, name in enumerate(names) if name in self.poison["rows"]]
+        ends = tuple(self.poison["rows"])
+        found = [number for number, name in enumerate(names) if name is not None and name.endswith(ends)]
         return found if len(found) >= self.poison["least"] else []
 
     def _do(self, what: str, txn: str, body: bytes) -> int:
@@ -226,10 +234,10 @@ class HttpService:
         self._ask("POST", "/faults", [{"at": at, "do": do, "headers": headers or {}} for at, do in faults])
 
     def refuse(self, *rows: str, status: int = 422, names: int | None = None, least: int = 1) -> None:
-        """Lets the service refuse bodies that contain rows with one of these names.
+        """Lets the service refuse bodies that contain rows whose names end with one of these texts.
 
         Args:
-            rows: values of the column ``name``.
+            rows: ends of the column ``name``, or of the value of a record.
             status: the status of the answer.
             names: how many of the refused rows the answer names; None = all.
             least: how many such rows a body must contain.
