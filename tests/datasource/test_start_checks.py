@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -428,7 +429,8 @@ def test_a_topic_of_the_same_name_on_another_cluster_is_another_topic(
     assert bool(job.check()) is not is_other
 
 
-def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
+def test_sinks_outside_kafka_check_their_targets(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_sinks, "_opened", OrderedDict())
     folders = [str(job.folder / name) for name in ("lake", "copy")]
     job.sink |= {"application.id": "app", "sinks": "lake, copy"}
     for name, folder in zip(("lake", "copy"), folders, strict=True):
