@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks, two_phase
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError, SinkFailedError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.observe.trace import Trace
@@ -95,7 +95,7 @@ class BatchRows:
 
     def _opened(self) -> two_phase.Sinks:
         assert self._plan is not None
-        return two_phase.work(
+        return open_sinks.work(
             self._options,
             self._plan,
             self._folder,

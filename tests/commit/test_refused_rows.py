@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks, two_phase
 from kafka_eos_source.commit.refused_rows import BatchRows
 from kafka_eos_source.commit.two_phase import Refusal
 from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
@@ -29,7 +29,7 @@ def task(tmp_path: Path) -> Task:
 
 def batch_of(task: Task, tasks: Sequence[StagedTask], monkeypatch: pytest.MonkeyPatch) -> BatchRows:
     """Returns the rows of a batch, whose sinks are memories."""
-    monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
+    monkeypatch.setattr(open_sinks, "cluster_id", lambda _options: "cluster")
     sinks = {"sinks": "table,files", "sink.table.type": "memory", "sink.files.type": "memory"}
     given = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": task.folder.location}
     options = parse_write({**given, **sinks}, streaming=True)
@@ -107,7 +107,7 @@ def test_rows_that_were_not_kept_stop_the_query(
     batch = batch_of(task, [task.staging.batches([frame([{"id": each} for each in range(4)])])], monkeypatch)
     wanted = SinkFailedError if sets_aside else InvalidRecordError
     with pytest.raises(
-        wanted, match="refuses 3 of 4 rows of batch 7: column 'id': duplicate key; no; no."
+        wanted, match=r"refuses 3 of 4 rows of batch 7: column 'id': duplicate key; no; no\."
     ) as found:
         batch.without(Refusal("table", REFUSED, 4))
     assert ("restart the query" in found.value.fix) is sets_aside
