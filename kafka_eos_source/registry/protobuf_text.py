@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-#: Comments; texts; numbers, some of which have a sign inside; words; and single characters. A comment goes on to
-#: the end of the file, and a text to that of its line, if nothing ends them: each character is looked at once.
+#: Comments; texts; numbers, some of which have a sign inside; words; and single characters. If nothing ends a
+#: comment, it goes on to the end of the file, and a text to that of its line. So each character is looked at
+#: once.
 _TOKEN = re.compile(
     r"""(?:\s+|//[^\n]*|/\*.*?(?:\*/|\Z))|("(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?"""
     r"""|\d[\w.]*(?:(?<=[eE])[+-]\d+)?|[\w.]+|.)""",
