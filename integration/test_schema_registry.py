@@ -291,7 +291,7 @@ def test_a_login_and_a_certificate_that_are_refused_are_named(
 def test_t489_records_of_other_clients_are_read_whatever_their_references_are_called(
     schema_registry: Registry,
 ) -> None:
-    """The registry in Java makes a text of the descriptors that Confluent's client for Python registers."""
+    """This registry stores the descriptors that Confluent's client for Python registers as they are."""
     for record, expected in of_other_clients(schema_registry.url, "t489"):
         schema_id = int.from_bytes(record[1:5], "big")
         message = "M" if "by" in expected else None
