@@ -257,19 +257,35 @@ class _Files:
         return path in self._names
 
     def _reduce(self, descriptor: Any) -> None:
-        """Removes imports that are not there, and allows names of fields that are equal in JSON."""
-        places = [at for at, path in enumerate(descriptor.dependency) if self._include(path)]
-        public = [places.index(at) for at in descriptor.public_dependency if at in places]
-        paths = [self._names[descriptor.dependency[at]] for at in places]
-        for field in ("dependency", "public_dependency", "weak_dependency"):
-            descriptor.ClearField(field)
+        """Removes imports that are not there, and what only protoc refuses in messages."""
+        known = {path for path in set(descriptor.dependency) if self._include(path)}
+        kept = [at for at, path in enumerate(descriptor.dependency) if path in known]
+        places = {at: place for place, at in enumerate(kept)}
+        paths = [self._names[descriptor.dependency[at]] for at in kept]
+        public = [places[at] for at in descriptor.public_dependency if at in places]
+        for name in ("dependency", "public_dependency", "weak_dependency"):
+            descriptor.ClearField(name)
         descriptor.dependency.extend(paths)
         descriptor.public_dependency.extend(public)
         waiting = [*descriptor.message_type]
         while waiting:
             message = waiting.pop()
-            message.options.deprecated_legacy_json_field_conflicts = True
             waiting.extend(message.nested_type)
+            message.options.deprecated_legacy_json_field_conflicts = True
+            _join_oneofs(message)
+
+
+def _join_oneofs(message: Any) -> None:
+    """Puts the members of each oneof beside each other."""
+    first: dict[int, int] = {}
+    places = [
+        (first.setdefault(field.oneof_index, at) if field.HasField("oneof_index") else at, at)
+        for at, field in enumerate(message.field)
+    ]
+    if places != sorted(places):
+        ordered = type(message)(field=[message.field[at] for _, at in sorted(places)])
+        message.ClearField("field")
+        message.field.extend(ordered.field)
 
 
 def _restore_entries(messages: Any) -> None:

@@ -30,7 +30,10 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, json_schema, protobuf, protobuf_schema, records
 from kafka_eos_source.registry.codec import Reference, Schema
+from kafka_eos_source.registry.protobuf_program import compile_tree
 from kafka_eos_source.registry.protobuf_schema import compile_schema, message_at, path_of
+from kafka_eos_source.registry.protobuf_text import essence, imported_files
+from kafka_eos_source.registry.protobuf_tree import build_tree
 from kafka_eos_source.registry.records import Decoding, frame_prefix
 from tests.registry.avro_kit import decode, error, one, record
 from tests.registry.avro_model import schema_of
@@ -400,6 +403,50 @@ def test_options_that_decide_how_values_are_encoded_are_kept() -> None:
     }
     """
     assert read(proto(new), b"\x0b\x08\x05\x0c") == {"n": {"x": 5}, "i": 0}
+
+
+OLD = """
+syntax = "proto2";
+package old;
+message M {
+  required int32 a = 1 [default = -5];
+  optional string s = 2 [default = "a\\"b\\n{;]"];
+  optional bytes b = 3 [default = '\\001\\377'];
+  optional E e = 4 [default = Y];
+  optional double d = 5 [default = -1.5e-3, deprecated = true];
+  optional float f = 6 [default = inf];
+  repeated int32 p = 7 [packed = true];
+  repeated int32 q = 8 [packed = false];
+  optional group G = 9 { option deprecated = true; optional int32 x = 1; }
+  reserved 20 to 30; reserved "gone";
+  extensions 100 to 199, 1000 to max;
+  enum E { option allow_alias = true; X = 0; Y = 2; Z = 2 [deprecated = true]; }
+  map<string, E> me = 10;
+  oneof o { int32 o1 = 11; string o2 = 12; }
+}
+extend M { optional int32 ext = 100; }
+"""
+
+
+@pytest.mark.parametrize("text", [OLD, (OF_JAVA / "shop.proto").read_text()])
+def test_what_is_left_out_of_a_file_does_not_matter(text: str) -> None:
+    paths = {path: path for path in imported_files(text)}
+    whole, part = (
+        compile_tree(build_tree(message_at(proto(each), (0,)))) for each in (text, essence(text, paths))
+    )
+    for name in ("fields", "messages", "frames", "members", "dense", "known", "constants"):
+        assert getattr(whole, name).tolist() == getattr(part, name).tolist()
+    assert part.slots[0].field.descriptor.GetOptions().ListFields() == []
+
+
+def test_the_members_of_a_oneof_may_stand_apart_in_a_descriptor() -> None:
+    found = descriptor_pb2.FileDescriptorProto()
+    text = 'syntax = "proto3"; message M { oneof o { int32 a = 1; int32 b = 2; } int32 c = 3; }'
+    compile_schema(proto(text)).CopyToProto(found)
+    fields = found.message_type[0].field
+    fields.sort(key=lambda field: {"a": 0, "c": 1, "b": 2}[field.name])
+    stored_apart = proto(base64.b64encode(found.SerializeToString()).decode())
+    assert read(stored_apart, b"\x10\x05\x18\x06") == {"a": None, "b": 5, "c": 6}
 
 
 def test_a_file_that_only_imports_another_one_has_its_messages() -> None:
