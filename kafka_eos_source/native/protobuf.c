@@ -23,7 +23,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_PROTOBUF_VERSION 2
+#define KAFKA_EOS_PROTOBUF_VERSION 3
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -62,7 +62,7 @@ enum {
         KINDS
 };
 
-enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64 };
+enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64, NARROWED = 128 };
 
 /* How to read a field: a number, numbers, bytes or a string, another singular field, elements, entries of a map. */
 enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES };
@@ -756,6 +756,42 @@ static int is_known(const program_t *p, const field_t *field, uint64_t bits) {
         return low < field->known_count && known[low] == value;
 }
 
+/* Returns whether a well-formed number, which may be of another type of this encoding, has a value of this type. */
+KAFKA_EOS_COLD static int is_kept(const uint8_t *at, int32_t kind) {
+        uint64_t raw = 0;
+        uint32_t word;
+        int shift = 0;
+
+        switch (wire_types[kind]) {
+        case VARINT:
+                for (; *at & 0x80; at++, shift += 7)
+                        raw |= (uint64_t)(*at & 0x7F) << shift;
+                raw |= (uint64_t)*at << shift;
+                break;
+        case I32:
+                memcpy(&word, at, 4);
+                raw = word;
+                break;
+        default:
+                memcpy(&raw, at, 8);
+        }
+        switch (kind) {
+        case BOOL:
+                return raw <= 1;
+        case INT32:
+        case ENUM:
+                return (uint64_t)(int64_t)(int32_t)(uint32_t)raw == raw;
+        case SINT32:
+        case UINT32:
+                return raw <= UINT32_MAX;
+        case FIXED32:
+        case SFIXED32:
+                return raw <= INT32_MAX;
+        default:
+                return raw <= INT64_MAX;
+        }
+}
+
 /* Stores the lowest 1, 4 or 8 bytes of a number. */
 INLINE void store(uint8_t *to, uint64_t bits, int width) {
         if (width == 8)
@@ -934,11 +970,14 @@ static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t
 INLINE int read_single_number(decoded_t *d, const field_t *field, int32_t member, int64_t slot, const uint8_t **at,
                               const uint8_t *end) {
         column_t *column     = &d->columns[member];
+        const uint8_t *begin = *at;
         int width            = widths[field->kind];
         uint64_t bits = 0;
 
         if (!read_number(d, at, end, member, field->kind, &bits))
                 return 0;
+        if (field->flags & NARROWED && !is_kept(begin, field->kind))
+                return fail(d, E_RANGE, member, 0);
         if (field->flags & CLOSED && !is_known(d->program, field, bits)) {
                 d->unknown = 1;
                 return 1;
@@ -963,8 +1002,11 @@ static int read_repeated_number(decoded_t *d, int32_t member, const uint8_t **at
                         return fail(d, E_TRUNCATED, member, 0);
         }
         while (*at < stop || !packed) {
+                const uint8_t *begin = *at;
                 if (!read_number(d, at, stop, member, field->kind, &bits))
                         return 0;
+                if (field->flags & NARROWED && !is_kept(begin, field->kind))
+                        return fail(d, E_RANGE, member, 0);
                 if ((!(field->flags & CLOSED) || is_known(d->program, field, bits)) &&
                     !append_number(d, member, bits, width))
                         return 0;

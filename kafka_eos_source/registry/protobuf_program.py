@@ -16,7 +16,7 @@ from kafka_eos_source.native import load
 from kafka_eos_source.native.buffers import Part
 from kafka_eos_source.registry.protobuf_tree import Field, Kind, Message, enum_name
 
-REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64
+REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT, NARROWED = 1, 2, 4, 8, 16, 32, 64, 128
 
 #: Bytes of a stored value, by kind; the others are of variable size, or messages.
 WIDTHS = {
@@ -131,13 +131,20 @@ class Program:
     constants: npt.NDArray[np.uint8]
 
 
-def compile_tree(root: Message) -> Program:
-    """Returns the program of a message."""
-    return _Compiler(root).program()
+def compile_tree(root: Message, narrowed: frozenset[str] = frozenset()) -> Program:
+    """Returns the program of a message.
+
+    Args:
+        root: the tree of the message.
+        narrowed: full names of the fields that the writer has with a type of more values. A row with another
+            value is an error.
+    """
+    return _Compiler(root, narrowed).program()
 
 
 class _Compiler:
-    def __init__(self, root: Message) -> None:
+    def __init__(self, root: Message, narrowed: frozenset[str]) -> None:
+        self._narrowed = narrowed
         self._fields: list[dict[str, int]] = []
         self._messages: list[dict[str, int]] = []
         self._slots: list[Slot] = []
@@ -220,6 +227,7 @@ class _Compiler:
             | CLOSED * field.is_closed_enum
             | PACKED * bool(field.descriptor.is_packed)
             | EXPLICIT * bool(field.descriptor.has_presence)
+            | NARROWED * (field.descriptor.full_name in self._narrowed)
         )
         row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
         row |= {"frame": frame, "parent": parent, "extra_bytes": _extra_bytes(field)}

@@ -539,12 +539,16 @@ _FAMILIES = {
 }
 
 
-def check_readable(writer: Any, reader: Any) -> None:
+def check_readable(writer: Any, reader: Any) -> frozenset[str]:
     """Checks that each field of a writer's message, which the reader's message has too, keeps its value.
+
+    Returns:
+        The full names of the reader's fields that keep only some of the writer's numbers.
 
     Raises:
         InvalidSchemaError: if the reader would skip or change values. It names the field and both types.
     """
+    narrowed: set[str] = set()
     seen = {(writer.full_name, reader.full_name)}
     waiting = [(writer, reader, "")]
     while waiting:
@@ -561,17 +565,19 @@ def check_readable(writer: Any, reader: Any) -> None:
                     fix="give the changed field a new number, or read with a schema that has the writer's "
                     "type",
                 )
+            if _is_narrowed(field, other):
+                narrowed.add(other.full_name)
             if field.message_type is not None and other.message_type is not None:
                 pair = (field.message_type.full_name, other.message_type.full_name)
                 if pair not in seen:
                     seen.add(pair)
                     waiting.append((field.message_type, other.message_type, place))
+    return frozenset(narrowed)
 
 
 def _fits(writer: Any, reader: Any) -> bool:
-    written, bits = _FAMILIES[writer.type]
-    read, room = _FAMILIES[reader.type]
-    if written != read or bits > room or (bits, room) in ((32, 33), (64, 65), (32, 65)):
+    (written, bits), (read, room) = _FAMILIES[writer.type], _FAMILIES[reader.type]
+    if written != read or (bits, room) == (65, 32):  # the largest of uint64 look like negative ones of int32
         return False
     if writer.is_repeated and not reader.is_repeated:
         return False
@@ -579,6 +585,12 @@ def _fits(writer: Any, reader: Any) -> bool:
         entries = [each.message_type.GetOptions().map_entry for each in (writer, reader)]
         return bool(entries[0] == entries[1])
     return True
+
+
+def _is_narrowed(writer: Any, reader: Any) -> bool:
+    """Returns whether the writer's type has numbers that the reader's has not; an odd size has no sign."""
+    bits, room = _FAMILIES[writer.type][1], _FAMILIES[reader.type][1]
+    return bits > room or (bits, room) in ((32, 33), (64, 65), (32, 65))
 
 
 def describe(field: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from decimal import Decimal
@@ -474,6 +475,54 @@ def test_bytes_are_read_as_a_string_if_they_are_one() -> None:
     made = protobuf.decoder(of, (0,), reader=reader).decode(pa.array([b"\x0a\x01x", b"\x0a\x01\xff"]), 0)
     assert made.values.to_pylist() == [{"a": "x"}, None]
     assert made.errors == {1: "message M: field a: the string is not UTF-8"}
+
+
+RANGES = {
+    **dict.fromkeys(("int32", "sint32", "sfixed32", "E"), (-(1 << 31), (1 << 31) - 1)),
+    **dict.fromkeys(("int64", "sint64", "sfixed64"), (-(1 << 63), (1 << 63) - 1)),
+    **dict.fromkeys(("uint32", "fixed32"), (0, (1 << 32) - 1)),
+    **dict.fromkeys(("uint64", "fixed64"), (0, (1 << 64) - 1)),
+    "bool": (0, 1),
+}
+EDGES = sorted({edge + step for pair in RANGES.values() for edge in pair for step in (-1, 0, 1)} | {5})
+VARINTS = ("int32", "int64", "uint32", "uint64", "bool", "E")
+PAIRS = [
+    pair
+    for family in (VARINTS, ("sint32", "sint64"), ("fixed32", "sfixed32"), ("fixed64", "sfixed64"))
+    for pair in itertools.permutations(family, 2)
+]
+
+
+def number_schema(kind: str) -> Schema:
+    fields = f"{kind} a = 1; repeated {kind} r = 2;"
+    return proto(f'syntax = "proto3"; enum E {{ ZERO = 0; }} message M {{ {fields} }}')
+
+
+@pytest.mark.parametrize(("written_kind", "read_kind"), PAIRS)
+def test_a_number_is_read_as_one_of_another_type_if_it_has_that_value(
+    written_kind: str, read_kind: str
+) -> None:
+    """Registries let the types of one encoding replace each other, and clients cut off what does not fit."""
+    writer, reader = number_schema(written_kind), number_schema(read_kind)
+    if (written_kind, read_kind) in (("uint64", "int32"), ("uint64", "E")):
+        with pytest.raises(InvalidSchemaError, match="without loss"):
+            protobuf.decoder(writer, (0,), reader=reader)
+        return
+    (least, most), (low, high) = RANGES[written_kind], RANGES[read_kind]
+    numbers = [each for each in EDGES if least <= each <= most]
+    make = message_factory.GetMessageClass(message_at(writer, (0,)))
+    payloads = [make(a=each).SerializeToString() for each in numbers]
+    payloads += [make(r=[0, each]).SerializeToString() for each in numbers]
+    made = protobuf.decoder(writer, (0,), reader=reader).decode(pa.array(payloads, pa.binary()), 0)
+    rows = made.values.to_pylist()
+    for row, number in enumerate(numbers * 2):
+        name = "a" if row < len(numbers) else "r"
+        if low <= number <= high:
+            expected = ("ZERO" if number == 0 else str(number)) if read_kind == "E" else number
+            assert (rows[row]["a"] if name == "a" else rows[row]["r"][1]) == expected
+        else:
+            text = f"field {name}: the number does not fit into the type of the reader's schema"
+            assert made.errors.get(row) == f"message M: {text}", number
 
 
 # -- Protobuf: the entries of maps -------------------------------------------------------------------
