@@ -62,10 +62,10 @@ enum {
         KINDS
 };
 
-enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64, NARROWED = 128 };
+enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64 };
 
 /* How to read a field: a number, numbers, bytes or a string, another singular field, elements, entries of a map. */
-enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES };
+enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES, NARROWED_NUMBER, NARROWED_NUMBERS };
 
 enum { VARINT = 0, I64 = 1, LEN = 2, START_GROUP = 3, END_GROUP = 4, I32 = 5 };
 
@@ -792,6 +792,28 @@ KAFKA_EOS_COLD static int is_kept(const uint8_t *at, int32_t kind) {
         }
 }
 
+/* Looks at the numbers that come next. Returns whether all have a value of their field's type. */
+KAFKA_EOS_COLD static int are_kept(decoded_t *d, int32_t member, const uint8_t *at, const uint8_t *end, int packed) {
+        int32_t kind = d->program->fields[member].kind;
+        uint64_t bits;
+
+        if (packed) {
+                if (!read_bytes(d, &at, end, member, &bits))
+                        return 0;
+                end = at + bits;
+        }
+        while (at < end || !packed) {
+                const uint8_t *begin = at;
+                if (!read_number(d, &at, end, member, kind, &bits))
+                        return 0;
+                if (!is_kept(begin, kind))
+                        return fail(d, E_RANGE, member, 0);
+                if (!packed)
+                        break;
+        }
+        return 1;
+}
+
 /* Stores the lowest 1, 4 or 8 bytes of a number. */
 INLINE void store(uint8_t *to, uint64_t bits, int width) {
         if (width == 8)
@@ -970,14 +992,11 @@ static int read_single(decoded_t *d, int32_t member, int64_t slot, const uint8_t
 INLINE int read_single_number(decoded_t *d, const field_t *field, int32_t member, int64_t slot, const uint8_t **at,
                               const uint8_t *end) {
         column_t *column     = &d->columns[member];
-        const uint8_t *begin = *at;
         int width            = widths[field->kind];
         uint64_t bits = 0;
 
         if (!read_number(d, at, end, member, field->kind, &bits))
                 return 0;
-        if (field->flags & NARROWED && !is_kept(begin, field->kind))
-                return fail(d, E_RANGE, member, 0);
         if (field->flags & CLOSED && !is_known(d->program, field, bits)) {
                 d->unknown = 1;
                 return 1;
@@ -1002,11 +1021,8 @@ static int read_repeated_number(decoded_t *d, int32_t member, const uint8_t **at
                         return fail(d, E_TRUNCATED, member, 0);
         }
         while (*at < stop || !packed) {
-                const uint8_t *begin = *at;
                 if (!read_number(d, at, stop, member, field->kind, &bits))
                         return 0;
-                if (field->flags & NARROWED && !is_kept(begin, field->kind))
-                        return fail(d, E_RANGE, member, 0);
                 if ((!(field->flags & CLOSED) || is_known(d->program, field, bits)) &&
                     !append_number(d, member, bits, width))
                         return 0;
@@ -1057,6 +1073,9 @@ static int read_unexpected(decoded_t *d, int32_t member, const uint8_t **at, con
                            int32_t owner) {
         const field_t *field = member < 0 ? NULL : &d->program->fields[member];
 
+        if (field && field->reader == NARROWED_NUMBERS && ((tag & 7) == LEN || (tag & 7) == wire_types[field->kind]))
+                return are_kept(d, member, *at, end, (tag & 7) == LEN) &&
+                       read_repeated_number(d, member, at, end, (tag & 7) == LEN);
         if (field && field->reader == NUMBERS && ((tag & 7) == LEN || (tag & 7) == wire_types[field->kind]))
                 return read_repeated_number(d, member, at, end, (tag & 7) == LEN);
         return skip_unknown(d, at, end, tag, depth, owner);
@@ -1119,6 +1138,14 @@ static int parse_fields(decoded_t *d, int32_t message, int64_t slot, const uint8
                 switch (field->reader) {
                 case NUMBERS:
                         read = read_repeated_number(d, member, &inner, end, (tag & 7) == LEN);
+                        break;
+                case NARROWED_NUMBER:
+                        read = are_kept(d, member, inner, end, 0) &&
+                               read_single_number(d, field, member, slot, &inner, end);
+                        break;
+                case NARROWED_NUMBERS:
+                        read = are_kept(d, member, inner, end, (tag & 7) == LEN) &&
+                               read_repeated_number(d, member, &inner, end, (tag & 7) == LEN);
                         break;
                 case ELEMENTS:
                         read = read_element(d, member, &inner, end, depth);

@@ -16,7 +16,7 @@ from kafka_eos_source.native import load
 from kafka_eos_source.native.buffers import Part
 from kafka_eos_source.registry.protobuf_tree import Field, Kind, Message, enum_name
 
-REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT, NARROWED = 1, 2, 4, 8, 16, 32, 64, 128
+REPEATED, NULLABLE, REQUIRED, MAP, CLOSED, PACKED, EXPLICIT = 1, 2, 4, 8, 16, 32, 64
 
 #: Bytes of a stored value, by kind; the others are of variable size, or messages.
 WIDTHS = {
@@ -79,7 +79,7 @@ WIRE_TYPES = {
 }
 
 #: Readers of native/protobuf.c.
-_ONE_NUMBER, _NUMBERS, _TEXT, _OTHER, _ELEMENTS, _ENTRIES = range(6)
+_ONE_NUMBER, _NUMBERS, _TEXT, _OTHER, _ELEMENTS, _ENTRIES, _NARROWED_NUMBER, _NARROWED_NUMBERS = range(8)
 
 _DENSE_NUMBERS = 1024
 _OFFSET_BYTES, _DECIMAL_BYTES, _DIGITS_OF_INT32 = 4, 16, 11
@@ -227,11 +227,10 @@ class _Compiler:
             | CLOSED * field.is_closed_enum
             | PACKED * bool(field.descriptor.is_packed)
             | EXPLICIT * bool(field.descriptor.has_presence)
-            | NARROWED * (field.descriptor.full_name in self._narrowed)
         )
         row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
         row |= {"frame": frame, "parent": parent, "extra_bytes": _extra_bytes(field)}
-        row |= {"tag": _tag(field), "reader": _reader(field)}
+        row |= {"tag": _tag(field), "reader": _reader(field, field.descriptor.full_name in self._narrowed)}
         if field.oneof is not None:
             row["oneof"] = oneofs[field.oneof]
         if field.is_closed_enum:
@@ -265,12 +264,14 @@ def _tag(field: Field) -> int:
     return tag - (1 << 32) if tag >> 31 else tag
 
 
-def _reader(field: Field) -> int:
+def _reader(field: Field, is_narrowed: bool) -> int:
     """Returns how native/protobuf.c reads a field."""
     if field.is_map:
         return _ENTRIES
     if WIRE_TYPES.get(field.kind, VARINT) in (LEN, START_GROUP):
         return _ELEMENTS if field.is_repeated else _TEXT if field.kind in _VARIABLE else _OTHER
+    if is_narrowed:
+        return _NARROWED_NUMBERS if field.is_repeated else _NARROWED_NUMBER
     return _NUMBERS if field.is_repeated else _ONE_NUMBER
 
 
