@@ -122,7 +122,8 @@ class Decoding:
         for group in groups:
             writer = schemas[group.schema_id]
             if isinstance(writer, str):
-                errors.update(dict.fromkeys(group.rows.tolist(), shortened(writer)))
+                text = shortened(writer + framed.suspicion(group))
+                errors.update(dict.fromkeys(group.rows.tolist(), text))
                 continue
             parts = [group]
             if writer.format == "PROTOBUF":
@@ -332,14 +333,21 @@ class Encoding:
     """How to encode a column; travels to Spark's workers, which do not call the registry for it.
 
     Attributes:
-        schema_id: id of the schema.
+        schema_id: id or GUID of the schema.
         schema: the schema.
         message: full name of the message type in a Protobuf schema; None = its first.
+        header: name of the header that names the schema; None = its id is in front of each payload.
     """
 
     schema_id: SchemaId
     schema: Schema
     message: str | None = None
+    header: str | None = None
+
+    @property
+    def name(self) -> bytes:
+        """What names the schema, and the message in it."""
+        return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
 
     def slices(self, values: pa.Array) -> Iterator[Converted]:
         """Encodes values slice by slice. Raises the errors of `encode`."""
@@ -356,7 +364,7 @@ class Encoding:
         key = (self, values.type)
         known = _encoders.get(key)
         if known is None:
-            prefix = frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
+            prefix = self.name if self.header is None else b""
             known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), prefix)
         encoder, prefix = known
         return encoder.encode(values, prefix, most_bytes)
