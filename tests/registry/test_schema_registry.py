@@ -258,7 +258,7 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
         ({"schema.limit.bytes": 0.5}, "'schema.limit.bytes' .* has the value 0.5; .* at least 1"),
         (
             {"schema.id.location": "headers"},
-            "'schema.id.location' .* has the value 'headers'; expected 'header'",
+            "'schema.id.location' .* the value 'headers'; expected 'header'",
         ),
         ({"schema.id.bytes": 5}, "'schema.id.bytes' .* has the value '5'; expected 4, or 8"),
         ({"basic.auth.user.info": "bob"}, "malformed"),
