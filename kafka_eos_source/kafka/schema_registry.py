@@ -10,8 +10,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from uuid import UUID
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -35,6 +36,9 @@ from kafka_eos_source.secrets import (
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: What names a schema: a number that is unique in one registry, or a GUID.
+SchemaId = int | UUID
+
 #: How long a call is retried if the registry cannot be reached; in milliseconds.
 RETRY_TIMEOUT = "retry.timeout.ms"
 _RETRY_TIMEOUT_MS = 60_000
@@ -44,6 +48,12 @@ _MOST_BYTES = 4 << 20
 #: After so many ids of one slice of records that the registry does not have, no more ids are asked for.
 MOST_UNKNOWN_IDS = "schema.limit.unknown.ids"
 _MOST_UNKNOWN_IDS = 200
+#: Where a query writes the names of schemas, and whether it looks for them in headers.
+ID_LOCATION = "schema.id.location"
+HEADER, PAYLOAD = "header", "payload"
+#: Length of the ids in front of payloads that are read.
+ID_BYTES = "schema.id.bytes"
+_ID_BYTES = ("4", "8")
 _ANSWER_SECONDS = 10
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -75,12 +85,18 @@ class StoredSchema:
         format: ``AVRO``, ``PROTOBUF`` or ``JSON``.
         text: the schema itself.
         references: the schemas that it imports.
+        guid: its GUID; None if the registry has not told it.
     """
 
-    schema_id: int
+    schema_id: SchemaId
     format: str
     text: str
     references: tuple[StoredReference, ...] = ()
+    guid: UUID | None = None
+
+
+class _UnknownPathError(OperatorError):
+    """The URL, or this registry, does not have the path of a request."""
 
 
 class SchemaRegistry:
@@ -88,8 +104,8 @@ class SchemaRegistry:
 
     Args:
         options: the properties of Confluent's client (``url``, ``basic.auth.user.info``, ``ssl.ca.location``,
-            …), `RETRY_TIMEOUT`, `ALLOW_HTTP`, `MOST_BYTES` and `MOST_UNKNOWN_IDS`. A name with the suffix
-            ``.env`` gives the name of an environment variable that contains the value.
+            …), `RETRY_TIMEOUT`, `ALLOW_HTTP`, `MOST_BYTES`, `MOST_UNKNOWN_IDS`, `ID_LOCATION` and `ID_BYTES`.
+            A name with the suffix ``.env`` gives the name of an environment variable with the value.
 
     Raises:
         InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
@@ -97,6 +113,10 @@ class SchemaRegistry:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         settings = _from_environment(options)
+        id_location(settings)
+        id_bytes(settings)
+        for name in (ID_LOCATION, ID_BYTES):
+            settings.pop(name, None)
         self._secrets = _secrets(settings)
         self._retry_seconds = _number(settings, RETRY_TIMEOUT, _RETRY_TIMEOUT_MS, "milliseconds") / 1000
         self.most_bytes = int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes", 1))
@@ -105,18 +125,39 @@ class SchemaRegistry:
         _check_urls(str(settings.get("url", "")))
         _refuse_plain_http(settings)
         self._client, self._unreachable = _client(settings)
+        self._knows_guids = True
 
-    def by_id(self, schema_id: int) -> StoredSchema:
-        """Returns the schema with an id.
+    def by_id(self, schema_id: SchemaId) -> StoredSchema:
+        """Returns the schema with an id or a GUID.
 
         Raises:
             SchemaNotFoundError: if the registry says that it has no such schema.
             RegistryUnavailableError: if the registry does not answer.
-            InvalidSchemaError: if the schema imports something without a name, subject or version.
+            InvalidSchemaError: if the schema imports something without a name, subject or version, or the
+                registry knows no GUIDs.
             AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
         what = f"schema id {schema_id}"
-        return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
+        if not isinstance(schema_id, UUID):
+            return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
+        try:
+            if self._knows_guids:
+                ask = self._client.get_schema_by_guid
+                return self._call(lambda: _stored(schema_id, ask(str(schema_id))), what)
+        except _UnknownPathError:
+            self.answers()  # fails if this is no registry at all
+            self._knows_guids = False
+        raise InvalidSchemaError(
+            f"the schema registry {self.url} knows no GUIDs of schemas.",
+            fix="use a registry that does, such as that of Confluent Platform 8 or Confluent Cloud.",
+        )
+
+    def guid_of(self, schema_id: int) -> UUID | None:
+        """Returns the GUID of a schema; None if the registry tells none. Raises the errors of `by_id`."""
+        what = f"the subjects of schema id {schema_id}"
+        for each in self._call(lambda: self._client.get_schema_versions(schema_id, limit=1), what):
+            return self.by_version(each.subject, each.version).guid
+        return None
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
@@ -130,22 +171,24 @@ class SchemaRegistry:
         place = (reference.subject, reference.version)
         return self._call(lambda: _stored_version(self._client.get_version(*place, deleted=True)), what)
 
-    def find(self, subject: str, schema: StoredSchema) -> int:
-        """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
+    def find(self, subject: str, schema: StoredSchema) -> StoredSchema:
+        """Returns a schema that is registered under a subject, with its id. Raises the errors of `by_id`."""
         return self._call(
-            lambda: int(self._client.lookup_schema(subject, _of_client(schema)).schema_id),
+            lambda: _registered(schema, self._client.lookup_schema(subject, _of_client(schema))),
             f"the given schema under subject {subject!r}",
         )
 
-    def register(self, subject: str, schema: StoredSchema) -> int:
-        """Registers a schema under a subject, and returns its id, which stays the same if it is known.
+    def register(self, subject: str, schema: StoredSchema) -> StoredSchema:
+        """Registers a schema under a subject, unless it is known there, and returns it with its id.
 
         Raises:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
         """
         return self._call(
-            lambda: int(self._client.register_schema(subject, _of_client(schema))),
+            lambda: _registered(
+                schema, self._client.register_schema_full_response(subject, _of_client(schema))
+            ),
             f"the new schema of subject {subject!r}",
         )
 
@@ -235,7 +278,7 @@ class SchemaRegistry:
                 "the principal may read the subject.",
             )
         if status == 404:
-            return OperatorError(
+            return _UnknownPathError(
                 f"{self.url} answered a request for {what} with HTTP 404, but not as a schema registry does: "
                 f"{_reason(failure, self._secrets)}.",
                 fix="check the path of the URL; Apicurio's ends in /apis/ccompat/v7.",
@@ -245,6 +288,38 @@ class SchemaRegistry:
             f"{_reason(failure, self._secrets)}.",
             fix="correct what the registry complains about.",
         )
+
+
+def id_location(options: Mapping[str, Any]) -> str | None:
+    """Returns the value of the option `ID_LOCATION`; None if it is not set.
+
+    Raises:
+        InvalidOptionError: if it has another value.
+    """
+    found = options.get(ID_LOCATION)
+    if found in (None, HEADER, PAYLOAD):
+        return found
+    raise InvalidOptionError(
+        f"option {ID_LOCATION!r} of the schema registry has the value {found!r}; expected {HEADER!r}, to "
+        f"write GUIDs into headers, or {PAYLOAD!r}, to look for ids only in front of payloads.",
+        fix="leave it out to read both, and to write ids in front of payloads.",
+    )
+
+
+def id_bytes(options: Mapping[str, Any]) -> int:
+    """Returns the value of the option `ID_BYTES`.
+
+    Raises:
+        InvalidOptionError: if it is not 4 or 8.
+    """
+    found = str(options.get(ID_BYTES, "4"))
+    if found in _ID_BYTES:
+        return int(found)
+    raise InvalidOptionError(
+        f"option {ID_BYTES!r} of the schema registry has the value {found!r}; expected 4, or 8 for records "
+        "of Apicurio's Legacy8ByteIdHandler.",
+        fix="leave it out for 4.",
+    )
 
 
 def shown_urls(urls: str) -> str:
@@ -365,7 +440,7 @@ def _reason(failure: object, secrets: Secrets) -> str:
     return f"{type(failure).__name__}: {text}".rstrip(".")
 
 
-def _stored(schema_id: int, found: Any) -> StoredSchema:
+def _stored(schema_id: SchemaId, found: Any) -> StoredSchema:
     kind = found.schema_type or "AVRO"
     if not isinstance(found.schema_str, str) or not isinstance(kind, str):
         raise TypeError("it has no schema")
@@ -385,7 +460,16 @@ def _stored(schema_id: int, found: Any) -> StoredSchema:
 def _stored_version(found: Any) -> StoredSchema:
     if type(found.schema_id) is not int:
         raise TypeError("it has no id")
-    return _stored(found.schema_id, found.schema)
+    return replace(_stored(found.schema_id, found.schema), guid=_guid(found))
+
+
+def _registered(schema: StoredSchema, found: Any) -> StoredSchema:
+    return replace(schema, schema_id=int(found.schema_id), guid=_guid(found))
+
+
+def _guid(found: Any) -> UUID | None:
+    """Returns the GUID in an answer; registries before Confluent Platform 8 tell none."""
+    return None if found.guid is None else UUID(found.guid)
 
 
 def _of_client(schema: StoredSchema) -> Any:

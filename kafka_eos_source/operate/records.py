@@ -16,6 +16,7 @@ from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.reader import POOL, LogEnds
+from kafka_eos_source.kafka.schema_registry import id_bytes
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.observe.wording import utc, visible
@@ -24,11 +25,12 @@ from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.records import Frame, Messages, decode_foreign, foreign_decoder, frames, paths
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Frame, Framed, Naming
+from kafka_eos_source.registry.records import decode_foreign, foreign_decoder
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.spark.arrow import STAGED_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000
 #: How long brokers may be silent during a read.
@@ -491,9 +493,9 @@ def no_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> Invalid
 
 
 def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:
-    """Returns records with keys and values as JSON, where they have the frame of a schema registry.
+    """Returns records with keys and values as JSON, where they name a schema of a registry.
 
-    Bytes without a frame, that their schema does not describe, or of which Python has no object, stay as they
+    Bytes that name none, that their schema does not describe, or of which Python has no object, stay as they
     are: the reader wants to see them too.
 
     Args:
@@ -505,34 +507,40 @@ def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list
         AuthorizationError, OperatorError: if it refuses the request.
     """
     found = list(records)
-    keys = _texts([each.key for each in found], registry)
-    values = _texts([each.value for each in found], registry)
+    own = [
+        [{"key": name, "value": value} for name, value in each.headers if name.isascii()] for each in found
+    ]
+    headers = pa.array(own, HEADERS_ARROW)
+    keys = _texts([each.key for each in found], headers, KEY_HEADER, registry)
+    values = _texts([each.value for each in found], headers, VALUE_HEADER, registry)
     return [
         replace(record, key=key, value=value) for record, key, value in zip(found, keys, values, strict=True)
     ]
 
 
-def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
-    column = Messages.of(pa.array(messages, pa.binary()))
-    groups, _ = frames(column)
+def _texts(
+    messages: list[bytes | None], headers: pa.Array, header: str, registry: Mapping[str, Any]
+) -> list[bytes | None]:
+    column = Framed.of(pa.array(messages, pa.binary()), headers, Naming(header, id_bytes(registry)))
+    groups, _ = column.frames()
     schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
     texts = list(messages)
     for group in groups:
         writer = schemas[group.schema_id]
         if isinstance(writer, str):
             continue
-        deeper = paths(column, group)[0] if writer.format == "PROTOBUF" else [group]
+        deeper = column.paths(group)[0] if writer.format == "PROTOBUF" else [group]
         for frame in deeper:
             _decode(column, frame, writer, texts)
     return texts
 
 
-def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
+def _decode(column: Framed, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
     """Replaces the messages of a frame in ``texts`` by their JSON."""
     decoder = foreign_decoder(frame, writer, None, None)
     if isinstance(decoder, str):
         return
-    done = decode_foreign(decoder, column.column.take(pa.array(frame.rows)), frame.start)
+    done = decode_foreign(decoder, column.messages.column.take(pa.array(frame.rows)), frame.start)
     for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values, strict=True)):
         if at not in done.errors:
             with suppress(OverflowError, ValueError):  # of a time after the year 9999, as a rule

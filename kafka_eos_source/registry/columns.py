@@ -7,19 +7,30 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.kafka.schema_registry import (
+    HEADER,
+    ID_LOCATION,
+    PAYLOAD,
+    SchemaId,
+    StoredSchema,
+    id_bytes,
+    id_location,
+)
 from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Naming, headers_naming
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.schema import invalid_record, record_place
+from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY, invalid_record, record_place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,6 +47,8 @@ class RegistrySchema:
         registry: options of the registry.
         schema: the schema with everything that it imports.
         schema_id: its id; None if it is only for reading, and was given as text.
+        guid: its GUID; None if the registry has not told it.
+        is_key: whether it is for keys, whose schemas other headers name than those of values.
         message: full name of the message type in a Protobuf schema; None = its first.
         is_stored: whether ``schema`` is what the registry has under this id. A schema that was given as text
             may differ, for example in its documentation.
@@ -43,9 +56,11 @@ class RegistrySchema:
 
     registry: Mapping[str, Any] = field(repr=False)
     schema: Schema
-    schema_id: int | None
+    schema_id: SchemaId | None
     message: str | None = None
     is_stored: bool = True
+    guid: UUID | None = None
+    is_key: bool = False
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -70,23 +85,45 @@ class RegistrySchema:
                 fix="read with a reader schema without the field of that type: schema='…'.",
             ) from error
 
-    def decoding(self) -> Decoding:
-        """Returns how to decode a column, with this schema as the reader schema."""
-        reader_id = self.schema_id if self.is_stored else None
-        return Decoding(self.registry, self.schema, self.message, self.arrow_type, reader_id)
+    def decoding(self, *, is_key: bool = False) -> Decoding:
+        """Returns how to decode a column, with this schema as the reader schema.
 
-    def encoding(self) -> Encoding:
+        Args:
+            is_key: whether the column has the keys of records; always if the schema is for keys.
+        """
+        ids = (self.schema_id, self.guid) if self.is_stored else ()
+        known = tuple(each for each in ids if each is not None)
+        header = None if id_location(self.registry) == PAYLOAD else self._header(is_key)
+        naming = Naming(header, id_bytes(self.registry))
+        return Decoding(self.registry, self.schema, self.message, self.arrow_type, known, naming)
+
+    def encoding(self, *, is_key: bool = False) -> Encoding:
         """Returns how to encode a column.
 
+        Args:
+            is_key: as in `decoding`.
+
         Raises:
-            InvalidOptionError: if the schema has no id.
+            InvalidOptionError: if the schema has no id, or no GUID for a header.
         """
         if self.schema_id is None:
             raise InvalidOptionError(
                 "the schema to write with was given as text, without a subject under which it is registered.",
                 fix="name the subject, for example with topic='flights', so that the schema has an id.",
             )
-        return Encoding(self.schema_id, self.schema, self.message)
+        if id_location(self.registry) != HEADER:
+            return Encoding(self.schema_id, self.schema, self.message)
+        if self.guid is None:
+            raise InvalidOptionError(
+                f"option {ID_LOCATION!r} of the schema registry is {HEADER!r}, but the registry does not "
+                f"tell the GUID of schema id {self.schema_id}.",
+                fix=f"leave out {ID_LOCATION!r}; or use a registry that has GUIDs, such as that of Confluent "
+                "Platform 8 or Confluent Cloud.",
+            )
+        return Encoding(self.guid, self.schema, self.message, self._header(is_key))
+
+    def _header(self, is_key: bool) -> str:
+        return KEY_HEADER if is_key or self.is_key else VALUE_HEADER
 
 
 def registry_schema(
@@ -97,7 +134,7 @@ def registry_schema(
     subject: str | None = None,
     is_key: bool = False,
     version: int | None = None,
-    schema_id: int | None = None,
+    schema_id: SchemaId | None = None,
     schema: str | StructType | None = None,
     schema_type: str = "AVRO",
     message: str | None = None,
@@ -116,9 +153,10 @@ def registry_schema(
         topic: name of the topic.
         record: full name of the record or message type.
         subject: name of the subject, instead of ``topic`` and ``record``.
-        is_key: whether the column is the key of the record, for TopicNameStrategy.
+        is_key: whether the column is the key of the record, for TopicNameStrategy, and for the header that
+            may name the schema.
         version: version of the subject.
-        schema_id: id of the schema.
+        schema_id: id of the schema, or its GUID.
         schema: the schema itself, as text, or as a Spark type from which it is derived. To write with it, it
             must be registered under the subject, or ``register`` be set.
         schema_type: the format of ``schema``: AVRO, PROTOBUF or JSON.
@@ -152,22 +190,30 @@ def registry_schema(
             fix="give schema and a subject, for example topic='flights'.",
         )
     catalog = Catalog(options)
+    stored: StoredSchema | None = None
+    own_id: SchemaId | None = None
     if schema is not None:
         kind = codec.schema_format(schema_type)
         record_name = record or message or re.sub(r"\W", "_", name or "record")
         text = schema if isinstance(schema, str) else _derived(schema, kind, record_name)
         found = Schema(kind, text)
-        own_id = None if name is None else catalog.id_of(name, found, register=register)
+        if name is not None:
+            stored = catalog.registered(name, found, register=register)
     elif schema_id is not None:
         found, own_id = catalog.of_id(schema_id), schema_id
     elif name is not None:
-        own_id, found = catalog.of_version(name, version)
+        stored, found = catalog.of_version(name, version)
     else:
         raise InvalidOptionError(
             "no schema is named.",
             fix="give topic, record or subject for a subject's latest version, or schema_id, or schema.",
         )
-    selected = RegistrySchema(options, found, own_id, message, is_stored=schema is None)
+    guid = own_id if isinstance(own_id, UUID) else None
+    if stored is not None:
+        own_id, guid = stored.schema_id, stored.guid
+    elif isinstance(own_id, int) and id_location(options) == HEADER:
+        guid = catalog.registry.guid_of(own_id)
+    selected = RegistrySchema(options, found, own_id, message, schema is None, guid, is_key)
     _ = selected.spark_type  # fails now, and not in a task
     return selected
 
@@ -209,6 +255,7 @@ def from_registry(
     column: Column | str,
     registry: Registry | RegistrySchema,
     *,
+    headers: Column | str | None = None,
     mode: Mode = "fail",
     located: bool = True,
     **schema: Any,
@@ -222,8 +269,12 @@ def from_registry(
         frame.select("key", from_registry("value", "http://registry:8081", topic="flights").alias("flight"))
 
     Args:
-        column: the messages, with the magic byte and the schema id in front. Null stays null.
+        column: the messages. Null stays null.
         registry: URL or options of the registry, or what `registry_schema` returned.
+        headers: the column ``headers`` of the source, which it has with ``includeHeaders=true``. If a record
+            has the header ``__value_schema_id`` (of a key: ``__key_schema_id``), this names its schema, and
+            else the bytes in front of the payload. None if no headers do. For keys, name the column "key", or
+            set ``is_key=True``.
         mode: what an undecodable message does: "fail" makes the query fail; "permissive" makes the column a
             struct of ``value`` and ``error``, of which one is null. See `undecodable_record`.
         located: whether the error of the mode "fail" names topic, partition and offset, from the columns of
@@ -235,13 +286,19 @@ def from_registry(
             `registry_schema`, or if this version of PySpark has no Arrow UDFs.
     """
     selected = _selected(registry, schema)
-    decoding = selected.decoding()
+    decoding = selected.decoding(is_key=column == KEY if isinstance(column, str) else False)
 
     def decode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for messages in batches:
             yield from map(_with_errors, decoding.slices(messages))
 
-    return _column(decode, column, selected.spark_type, mode, "decoded", located)
+    def decode_both(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        for messages, own in batches:
+            yield from map(_with_errors, decoding.slices(messages, own))
+
+    if headers is None:
+        return _column(decode, [column], selected.spark_type, mode, "decoded", located)
+    return _column(decode_both, [column, headers], selected.spark_type, mode, "decoded", located)
 
 
 def to_registry(
@@ -259,6 +316,11 @@ def to_registry(
         late = to_registry(struct("flight", "delay"), "http://registry:8081", topic="late")
         rows.select(late.alias("value"))
 
+    If the registry's option ``schema.id.location`` is ``header``, the result is a struct of ``value`` (of
+    ``key`` with ``is_key=True``), which is the payload alone, and of ``headers``, which name its schema::
+
+        rows.select(late.alias("late")).select("late.*")
+
     Args:
         column: the values; a struct for a record. Null stays null.
         registry: URL or options of the registry, or what `registry_schema` returned.
@@ -272,13 +334,29 @@ def to_registry(
         InvalidOptionError, InvalidSchemaError, SchemaNotFoundError, RegistryUnavailableError: as
             `registry_schema`, or if this version of PySpark has no Arrow UDFs.
     """
-    encoding = _selected(registry, schema).encoding()
+    selected = _selected(registry, schema)
+    encoding = selected.encoding()
 
     def encode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for values in batches:
             yield from map(_with_errors, encoding.slices(values))
 
-    return _column(encode, column, BinaryType(), mode, "encoded", located)
+    if encoding.header is None:
+        return _column(encode, [column], BinaryType(), mode, "encoded", located)
+    name, header = encoding.name, encoding.header
+
+    def encode_with_header(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        for values in batches:
+            for made in encoding.slices(values):
+                is_present = made.values.is_valid().to_numpy(zero_copy_only=False)
+                both = [made.values, headers_naming(header, name, is_present)]
+                record = pa.StructArray.from_arrays(both, type_.names, mask=pa.array(~is_present))
+                yield _with_errors(Converted(record, made.errors))
+
+    type_ = StructType(
+        [StructField(KEY if selected.is_key else VALUE, BinaryType()), StructField(HEADERS, HEADERS_TYPE)]
+    )
+    return _column(encode_with_header, [column], type_, mode, "encoded", located)
 
 
 def undecodable_record(*columns: str) -> Column:
@@ -313,8 +391,8 @@ def _selected(registry: Registry | RegistrySchema, schema: dict[str, Any]) -> Re
 
 
 def _column(
-    function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]],
-    column: Column | str,
+    function: Callable[[Iterator[Any]], Iterator[pa.Array]],
+    columns: list[Column | str],
     type_: DataType,
     mode: str,
     done: str,
@@ -339,7 +417,8 @@ def _column(
     returned = StructType([StructField(VALUE, type_), StructField(ERROR, StringType())])
     # The function has iterators, because one array of Spark may become several when it is decoded. Spark
     # learns that from the type hints.
-    result: Column = arrow_udf(function, returned)(f.col(column) if isinstance(column, str) else column)
+    given = (f.col(each) if isinstance(each, str) else each for each in columns)
+    result: Column = arrow_udf(function, returned)(*given)
     if mode == "permissive":
         return result
     # The JVM raises the error, and only for rows whose value is used: Spark calls Python functions for all

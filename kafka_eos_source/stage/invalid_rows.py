@@ -455,6 +455,8 @@ def _letters(batch: pa.RecordBatch, why: Reasons, columns: SinkColumns, plan: Pl
     origins = None if columns.origin is None else batch.column(columns.origin)
     contents, incomplete = _contents(marks, rows)
     found = _staged_columns(batch, columns)
+    if HEADERS not in found and marks is not None and pa.types.is_struct(marks.type):
+        found[HEADERS] = _field(marks, HEADERS, HEADERS_ARROW)
     for_kafka = pa.repeat(pa.scalar(plan is None or plan.kafka), rows)
     if plan is not None:
         if plan.kafka and plan.router is not None:

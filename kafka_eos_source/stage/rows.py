@@ -254,10 +254,10 @@ def _marks_of(values: list[Any]) -> pa.Array:
 def _structs_of(values: list[Any]) -> pa.Array:
     """Returns structs with all fields of `INVALID_TYPE`; fields that a row does not have are null."""
     type_ = pa.struct([(field.name, _MARK_TYPES[field.name]) for field in INVALID_TYPE])
-    return pa.array([None if each is None else _with_microseconds(each.asDict()) for each in values], type_)
+    return pa.array([None if each is None else _for_arrow(each.asDict(True)) for each in values], type_)
 
 
-def _with_microseconds(struct: dict[str, Any]) -> dict[str, Any]:
+def _for_arrow(struct: dict[str, Any]) -> dict[str, Any]:
     """Returns a struct with its time in microseconds: Spark's rows have times in the local time zone."""
     at = struct.get("timestamp")
     return struct if at is None else {**struct, "timestamp": TimestampType().toInternal(at)}
@@ -276,6 +276,7 @@ _MARK_TYPES = {
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
     "holds": pa.string(),
+    HEADERS: HEADERS_ARROW,
 }
 
 _STAGE = {

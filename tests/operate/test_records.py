@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +25,7 @@ from kafka_eos_source.operate.records import (
 )
 from kafka_eos_source.operate.topics import source_partitions
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
-from kafka_eos_source.registry.records import frame_prefix
+from kafka_eos_source.registry.frames import frame_prefix
 from tests.support import registry_server
 
 TP = TopicPartition("t", 1)
@@ -186,9 +187,14 @@ def test_tail_decodes_records_of_a_registry_and_leaves_others_as_they_are() -> N
             TopicRecord(TopicPartition("t", 0), at, None, framed, each) for at, each in enumerate(values)
         ]
         found = decoded(records, {"url": server.url})
+        name = b"\1" + server.guid(number).bytes
+        named = (("\udcff", b""), ("__value_schema_id", name))
+        bare = TopicRecord(TopicPartition("t", 0), 9, None, None, framed[5:], named)
+        in_header = decoded([bare, replace(bare, headers=())], {"url": server.url})
     text = b'{"carrier": "AA", "raw": "/w=="}'
     assert [each.value for each in found] == [text, *values[1:]]
     assert {each.key for each in found} == {text}
+    assert [each.value for each in in_header] == [text, framed[5:]]
 
 
 @pytest.mark.parametrize("type_", ["timestamp-millis", "timestamp-micros", "local-timestamp-micros"])

@@ -188,6 +188,18 @@ def test_a_mark_says_that_the_row_is_output_and_incomplete(tmp_path: Path) -> No
     assert [each.value_bytes for each in found] == [0, None, None, None]
 
 
+def test_a_mark_may_have_the_headers_of_a_row_without_a_column_for_them(tmp_path: Path) -> None:
+    """They may name the schema of the record, which a replay sends again."""
+    type_ = pa.struct([*MARK, pa.field("headers", HEADERS_ARROW)])
+    own = [{"key": "__value_schema_id", "value": b"\1"}]
+    marks = [{"message": "m", "headers": each} for each in (own, None)]
+    batch = frame({}, {}).drop_columns(["headers"]).set_column(4, INVALID, pa.array(marks, type_))
+    columns = replace(COLUMNS, headers=None, invalid=4)
+    _, letters, _ = staged(batch, tmp_path, columns=columns)
+    named = [[each for each in letter["headers"] if each[0].startswith("__value")] for letter in letters]
+    assert named == [[("__value_schema_id", b"\1")], []]
+
+
 def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> None:
     """Spark passes such text on unchecked, and Arrow refuses it with a bare error."""
 
