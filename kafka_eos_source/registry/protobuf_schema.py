@@ -190,6 +190,18 @@ def list_messages(file: Any) -> list[Any]:
     return found
 
 
+@lru_cache(maxsize=256)
+def sorted_messages(file: Any) -> tuple[Any, ...]:
+    """Lists the messages of a file as AWS Glue numbers them: by full name, with the entries of maps."""
+    found: list[Any] = []
+    waiting = [*_outermost(file)]
+    while waiting:
+        message = waiting.pop()
+        found.append(message)
+        waiting.extend(message.nested_types)
+    return tuple(sorted(found, key=lambda each: each.full_name))
+
+
 @lru_cache(maxsize=256)  # each record can have a path of its own
 def _outermost(file: Any) -> tuple[Any, ...]:
     return tuple(file.message_types_by_name.values())
@@ -435,8 +447,16 @@ package confluent.types;
 import public "confluent/type/decimal.proto";
 """
 
+#: Of AWS Glue's Kafka Connect converter.
+_GLUE_DECIMAL = """
+syntax = "proto3";
+package additionalTypes;
+message Decimal { int64 units = 1; int32 fraction = 2; uint32 precision = 3; int32 scale = 4; }
+"""
+
 #: Path → text.
 FILES = {
+    "additionalTypes/decimal.proto": _GLUE_DECIMAL,
     "confluent/meta.proto": _META,
     "confluent/type/decimal.proto": _DECIMAL,
     "confluent/types/decimal.proto": _DECIMAL_ALIAS,
