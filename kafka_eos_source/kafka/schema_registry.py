@@ -10,8 +10,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from uuid import UUID
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -35,6 +36,9 @@ from kafka_eos_source.secrets import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+#: What names a schema: a number that is unique in one registry, or a GUID.
+SchemaId = int | UUID
 
 #: How long a call is retried if the registry cannot be reached; in milliseconds.
 RETRY_TIMEOUT = "retry.timeout.ms"
@@ -78,12 +82,14 @@ class StoredSchema:
         format: ``AVRO``, ``PROTOBUF`` or ``JSON``.
         text: the schema itself.
         references: the schemas that it imports.
+        guid: its GUID; None if the registry has not told it.
     """
 
-    schema_id: int
+    schema_id: SchemaId
     format: str
     text: str
     references: tuple[StoredReference, ...] = ()
+    guid: UUID | None = None
 
 
 @dataclass(frozen=True)
@@ -190,8 +196,8 @@ class SchemaRegistry:
         _refuse_plain_http(settings)
         self._client, self._unreachable = _client(settings)
 
-    def by_id(self, schema_id: int) -> StoredSchema:
-        """Returns the schema with an id.
+    def by_id(self, schema_id: SchemaId) -> StoredSchema:
+        """Returns the schema with an id or a GUID.
 
         Raises:
             SchemaNotFoundError: if the registry says that it has no such schema.
@@ -199,8 +205,11 @@ class SchemaRegistry:
             InvalidSchemaError: if the schema imports something without a name, subject or version.
             AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
-        what = f"schema id {schema_id}"
-        return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
+        ask = self._client.get_schema
+        key: Any = schema_id
+        if isinstance(schema_id, UUID):
+            ask, key = self._client.get_schema_by_guid, str(schema_id)
+        return self._call(lambda: _stored(schema_id, ask(key)), f"schema id {schema_id}")
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
@@ -214,22 +223,24 @@ class SchemaRegistry:
         place = (reference.subject, reference.version)
         return self._call(lambda: _stored_version(self._client.get_version(*place, deleted=True)), what)
 
-    def find(self, subject: str, schema: StoredSchema) -> int:
-        """Returns the id of a schema that is registered under a subject. Raises the errors of `by_id`."""
+    def find(self, subject: str, schema: StoredSchema) -> StoredSchema:
+        """Returns a schema that is registered under a subject, with its id. Raises the errors of `by_id`."""
         return self._call(
-            lambda: int(self._client.lookup_schema(subject, _of_client(schema)).schema_id),
+            lambda: _registered(schema, self._client.lookup_schema(subject, _of_client(schema))),
             f"the given schema under subject {subject!r}",
         )
 
-    def register(self, subject: str, schema: StoredSchema) -> int:
-        """Registers a schema under a subject, and returns its id, which stays the same if it is known.
+    def register(self, subject: str, schema: StoredSchema) -> StoredSchema:
+        """Registers a schema under a subject, unless it is known there, and returns it with its id.
 
         Raises:
             RegistryUnavailableError: if the registry does not answer.
             AuthorizationError, OperatorError: if it refuses the schema, such as for incompatibility.
         """
         return self._call(
-            lambda: int(self._client.register_schema(subject, _of_client(schema))),
+            lambda: _registered(
+                schema, self._client.register_schema_full_response(subject, _of_client(schema))
+            ),
             f"the new schema of subject {subject!r}",
         )
 
@@ -424,7 +435,7 @@ def reason(failure: object, secrets: Secrets) -> str:
     return f"{type(failure).__name__}: {text}".rstrip(".")
 
 
-def _stored(schema_id: int, found: Any) -> StoredSchema:
+def _stored(schema_id: SchemaId, found: Any) -> StoredSchema:
     kind = found.schema_type or "AVRO"
     if not isinstance(found.schema_str, str) or not isinstance(kind, str):
         raise TypeError("it has no schema")
@@ -444,7 +455,16 @@ def _stored(schema_id: int, found: Any) -> StoredSchema:
 def _stored_version(found: Any) -> StoredSchema:
     if type(found.schema_id) is not int:
         raise TypeError("it has no id")
-    return _stored(found.schema_id, found.schema)
+    return replace(_stored(found.schema_id, found.schema), guid=_guid(found))
+
+
+def _registered(schema: StoredSchema, found: Any) -> StoredSchema:
+    return replace(schema, schema_id=int(found.schema_id), guid=_guid(found))
+
+
+def _guid(found: Any) -> UUID | None:
+    """Returns the GUID in an answer; registries before Confluent Platform 8 tell none."""
+    return None if found.guid is None else UUID(found.guid)
 
 
 def _of_client(schema: StoredSchema) -> Any:

@@ -24,7 +24,8 @@ from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.records import Frame, Messages, decode_foreign, foreign_decoder, frames, paths
+from kafka_eos_source.registry.frames import Frame, Framed
+from kafka_eos_source.registry.records import decode_foreign, foreign_decoder
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
@@ -513,26 +514,26 @@ def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list
 
 
 def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
-    column = Messages.of(pa.array(messages, pa.binary()))
-    groups, _ = frames(column)
+    column = Framed.of(pa.array(messages, pa.binary()))
+    groups, _ = column.frames()
     schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
     texts = list(messages)
     for group in groups:
         writer = schemas[group.schema_id]
         if isinstance(writer, str):
             continue
-        deeper = paths(column, group)[0] if writer.format == "PROTOBUF" else [group]
+        deeper = column.paths(group)[0] if writer.format == "PROTOBUF" else [group]
         for frame in deeper:
             _decode(column, frame, writer, texts)
     return texts
 
 
-def _decode(column: Messages, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
+def _decode(column: Framed, frame: Frame, writer: Schema, texts: list[bytes | None]) -> None:
     """Replaces the messages of a frame in ``texts`` by their JSON."""
     decoder = foreign_decoder(frame, writer, None, None)
     if isinstance(decoder, str):
         return
-    done = decode_foreign(decoder, column.column.take(pa.array(frame.rows)), frame.start)
+    done = decode_foreign(decoder, column.messages.column.take(pa.array(frame.rows)), frame.start)
     for at, (row, value) in enumerate(zip(frame.rows.tolist(), done.values, strict=True)):
         if at not in done.errors:
             with suppress(OverflowError, ValueError):  # of a time after the year 9999, as a rule

@@ -16,6 +16,7 @@ from kafka_eos_source.errors import InvalidSchemaError, OperatorError, SchemaNot
 from kafka_eos_source.kafka.schema_registry import (
     MOST_BYTES,
     MOST_UNKNOWN_IDS,
+    SchemaId,
     SchemaRegistry,
     StoredSchema,
     shown_urls,
@@ -55,7 +56,7 @@ def registry_client(options: Mapping[str, Any]) -> Client:
 
 
 class Catalog:
-    """The schemas of one registry, by id.
+    """The schemas of one registry, by id or GUID.
 
     Args:
         options: options of `kafka.schema_registry.SchemaRegistry`, or of `registry.glue.GlueRegistry`.
@@ -65,11 +66,11 @@ class Catalog:
         self._options = dict(options)
         self._client: Client | None = None
         #: By id, those last that were used last.
-        self._schemas: dict[int, Schema] = {}
+        self._schemas: dict[SchemaId, Schema] = {}
         self._kept_bytes = 0
         #: When each unknown id was asked for, and the registry's answer. Later answers about a schema that
         #: cannot be used would be the same, so the time of these is infinite.
-        self._unknown: dict[int, tuple[float, str]] = {}
+        self._unknown: dict[SchemaId, tuple[float, str]] = {}
 
     @property
     def registry(self) -> Client:
@@ -78,7 +79,7 @@ class Catalog:
             self._client = registry_client(self._options)
         return self._client
 
-    def add(self, schema_id: int, schema: Schema) -> None:
+    def add(self, schema_id: SchemaId, schema: Schema) -> None:
         """Adds a schema that another process has read from the registry.
 
         Raises:
@@ -97,7 +98,7 @@ class Catalog:
                 "application), and check that no records of the old registry are left.",
             )
 
-    def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
+    def of_ids(self, ids: Iterable[SchemaId]) -> dict[SchemaId, Schema | str]:
         """Returns the schema of each id; text with the reason for an id whose schema cannot be used.
 
         After `MOST_UNKNOWN_IDS` ids that the registry does not have, it is not asked for the others.
@@ -109,7 +110,7 @@ class Catalog:
             RegistryUnavailableError: if the registry does not answer for an id that is not cached.
             AuthorizationError, OperatorError: if it refuses the request.
         """
-        found: dict[int, Schema | str] = {}
+        found: dict[SchemaId, Schema | str] = {}
         asked_for = []
         for each in ids:
             cached = self._schemas.get(each)
@@ -150,12 +151,12 @@ class Catalog:
         return found
 
     def _ask(
-        self, ids: Sequence[int], most_unknown: float = math.inf
-    ) -> dict[int, Schema | InvalidSchemaError | SchemaNotFoundError]:
+        self, ids: Sequence[SchemaId], most_unknown: float = math.inf
+    ) -> dict[SchemaId, Schema | InvalidSchemaError | SchemaNotFoundError]:
         """Asks for the schemas of some ids, until the registry does not have `most_unknown` of them."""
         registry = self.registry  # made here, and not by several threads
 
-        def ask(schema_id: int) -> Schema | InvalidSchemaError | SchemaNotFoundError:
+        def ask(schema_id: SchemaId) -> Schema | InvalidSchemaError | SchemaNotFoundError:
             try:
                 return self.schema(registry.by_id(schema_id))
             except (InvalidSchemaError, SchemaNotFoundError) as answer:  # about the id, or what it imports
@@ -163,7 +164,7 @@ class Catalog:
 
         if len(ids) == 1:
             return {ids[0]: ask(ids[0])}
-        answers: dict[int, Schema | InvalidSchemaError | SchemaNotFoundError] = {}
+        answers: dict[SchemaId, Schema | InvalidSchemaError | SchemaNotFoundError] = {}
         unknown = 0
         with ThreadPoolExecutor(_TOGETHER, "kafka-eos-registry") as pool:
             for first in range(0, len(ids), _COUNTED):
@@ -176,7 +177,7 @@ class Catalog:
         return answers
 
     def _taken(
-        self, schema_id: int, answer: Schema | InvalidSchemaError | SchemaNotFoundError
+        self, schema_id: SchemaId, answer: Schema | InvalidSchemaError | SchemaNotFoundError
     ) -> Schema | str:
         """Keeps an answer, and returns it as `of_ids` does."""
         if isinstance(answer, Schema):
@@ -191,14 +192,14 @@ class Catalog:
         self._unknown[schema_id] = (asked, why)
         return why
 
-    def _keep(self, schema_id: int, schema: Schema) -> None:
+    def _keep(self, schema_id: SchemaId, schema: Schema) -> None:
         """Keeps a schema, and drops those that were not used for the longest time if they are too many."""
         self._schemas[schema_id] = schema
         self._kept_bytes += _bytes(schema)
         while self._kept_bytes > _MOST_KEPT_BYTES and len(self._schemas) > 1:
             self._kept_bytes -= _bytes(self._schemas.pop(next(iter(self._schemas))))
 
-    def of_id(self, schema_id: int) -> Schema:
+    def of_id(self, schema_id: SchemaId) -> Schema:
         """Returns the schema of an id, and keeps it. Raises the errors of `SchemaRegistry.by_id`."""
         found = self._schemas.get(schema_id)
         if found is None:
@@ -206,13 +207,13 @@ class Catalog:
             self._keep(schema_id, found)
         return found
 
-    def of_version(self, subject: str, version: int | None) -> tuple[int, Schema]:
-        """Returns id and schema of a version of a subject; None = the latest."""
+    def of_version(self, subject: str, version: int | None) -> tuple[StoredSchema, Schema]:
+        """Returns a version of a subject, as it is stored and with what it imports; None = the latest."""
         stored = self.registry.by_version(subject, version)
-        return stored.schema_id, self.schema(stored)
+        return stored, self.schema(stored)
 
-    def id_of(self, subject: str, schema: Schema, *, register: bool) -> int:
-        """Returns the id of a schema without references under a subject.
+    def registered(self, subject: str, schema: Schema, *, register: bool) -> StoredSchema:
+        """Returns a schema without references as it is stored under a subject.
 
         Args:
             subject: the subject.

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.kafka.schema_registry import SchemaId, StoredSchema
 from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import Catalog
@@ -36,6 +38,7 @@ class RegistrySchema:
         registry: options of the registry.
         schema: the schema with everything that it imports.
         schema_id: its id; None if it is only for reading, and was given as text.
+        guid: its GUID; None if the registry has not told it.
         message: full name of the message type in a Protobuf schema; None = its first.
         is_stored: whether ``schema`` is what the registry has under this id. A schema that was given as text
             may differ, for example in its documentation.
@@ -43,9 +46,10 @@ class RegistrySchema:
 
     registry: Mapping[str, Any] = field(repr=False)
     schema: Schema
-    schema_id: int | None
+    schema_id: SchemaId | None
     message: str | None = None
     is_stored: bool = True
+    guid: UUID | None = None
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -72,8 +76,9 @@ class RegistrySchema:
 
     def decoding(self) -> Decoding:
         """Returns how to decode a column, with this schema as the reader schema."""
-        reader_id = self.schema_id if self.is_stored else None
-        return Decoding(self.registry, self.schema, self.message, self.arrow_type, reader_id)
+        ids = (self.schema_id, self.guid) if self.is_stored else ()
+        known = tuple(each for each in ids if each is not None)
+        return Decoding(self.registry, self.schema, self.message, self.arrow_type, known)
 
     def encoding(self) -> Encoding:
         """Returns how to encode a column.
@@ -152,22 +157,26 @@ def registry_schema(
             fix="give schema and a subject, for example topic='flights'.",
         )
     catalog = Catalog(options)
+    stored: StoredSchema | None = None
+    own_id: SchemaId | None = None
     if schema is not None:
         kind = codec.schema_format(schema_type)
         record_name = record or message or re.sub(r"\W", "_", name or "record")
         text = schema if isinstance(schema, str) else _derived(schema, kind, record_name)
         found = Schema(kind, text)
-        own_id = None if name is None else catalog.id_of(name, found, register=register)
+        if name is not None:
+            stored = catalog.registered(name, found, register=register)
     elif schema_id is not None:
         found, own_id = catalog.of_id(schema_id), schema_id
     elif name is not None:
-        own_id, found = catalog.of_version(name, version)
+        stored, found = catalog.of_version(name, version)
     else:
         raise InvalidOptionError(
             "no schema is named.",
             fix="give topic, record or subject for a subject's latest version, or schema_id, or schema.",
         )
-    selected = RegistrySchema(options, found, own_id, message, is_stored=schema is None)
+    own_id, guid = (own_id, None) if stored is None else (stored.schema_id, stored.guid)
+    selected = RegistrySchema(options, found, own_id, message, schema is None, guid)
     _ = selected.spark_type  # fails now, and not in a task
     return selected
 

@@ -1,15 +1,4 @@
-"""Decodes and encodes columns of records, each of which begins with Confluent's frame.
-
-::
-
-    0          magic byte, always 0
-    1 … 4      schema id, big-endian
-    5 …        Protobuf only: the path of the message type inside its file, as zigzag varints: the number of
-               indices, then the indices; a single 0 means the path [0]
-    …          payload
-
-Frames are taken off without Python code for each row. Rows are grouped by frame, because all messages of one
-frame share one writer schema.
+"""Decodes and encodes columns of keys or values, whose records name their schemas (`registry.frames`).
 
 This module is the border between what somebody else wrote and the query. Each error is either about one
 record, for which the options for bad records decide, or about the whole task::
@@ -45,245 +34,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.documents.converted import MOST_BYTES, Converted, slices
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
+from kafka_eos_source.kafka.schema_registry import SchemaId
 from kafka_eos_source.registry import codec
 from kafka_eos_source.registry.catalog import catalog
-from kafka_eos_source.registry.codec import Decoder, Encoder, Schema, zigzag
-
-#: Length of magic byte and schema id.
-HEADER_BYTES = 5
-#: Registries number schemas with Java's int. They answer a larger number as if their path was wrong.
-_LARGEST_ID = (1 << 31) - 1
-#: Message types are nested at most this deep; a longer path is no Protobuf frame.
-_DEEPEST = 64
-_LONGEST_VARINT = 5
-
-Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Rows whose messages begin with the same bytes.
-
-    Attributes:
-        schema_id: id of the writer schema.
-        start: length of the frame.
-        rows: numbers of the rows, ascending.
-        path: path of the message type inside its file; empty except for Protobuf.
-    """
-
-    schema_id: int
-    start: int
-    rows: Rows
-    path: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Messages:
-    """A column of framed messages with NumPy views of its buffers.
-
-    Attributes:
-        column: the messages; binary or large binary.
-        begins: position of each message in ``data``.
-        ends: position behind each message in ``data``.
-        data: the bytes of all messages.
-        present: rows that are not null.
-    """
-
-    column: pa.Array
-    begins: Rows
-    ends: Rows
-    data: npt.NDArray[np.uint8]
-    present: Rows
-
-    @classmethod
-    def of(cls, column: pa.Array | pa.ChunkedArray) -> Messages:
-        """Returns views of a column of bytes, which may be a slice."""
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-            if isinstance(column, pa.ChunkedArray):  # older versions of PyArrow return a single chunk
-                column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-            column = column.cast(pa.binary())
-        number = len(column)
-        large = pa.types.is_large_binary(column.type)
-        _, offsets_buffer, data_buffer = column.buffers()
-        if number:
-            offsets = np.frombuffer(offsets_buffer, np.int64 if large else np.int32)
-            offsets = offsets[column.offset : column.offset + number + 1].astype(np.int64)
-        else:
-            offsets = np.zeros(1, np.int64)
-        empty = data_buffer is None or not data_buffer.size
-        data = np.zeros(0, np.uint8) if empty else np.frombuffer(data_buffer, np.uint8)
-        present = np.arange(number)
-        if column.null_count:
-            present = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        return cls(column, offsets[:-1], offsets[1:], data, present)
-
-
-def frames(messages: Messages) -> tuple[list[Frame], dict[int, str]]:
-    """Groups the rows of a column by schema id.
-
-    Returns:
-        The groups, and an error for each row that has no frame. Null rows are in neither.
-    """
-    rows = messages.present
-    lengths = messages.ends[rows] - messages.begins[rows]
-    short = lengths < HEADER_BYTES
-    errors: dict[int, str] = {}
-    if short.any():
-        for row, length in zip(rows[short].tolist(), lengths[short].tolist(), strict=True):
-            errors[row] = _too_short(length)
-        rows = rows[~short]
-    if not len(rows):
-        return [], errors
-    begins = messages.begins[rows]
-    magic = messages.data[begins]
-    if magic.any():
-        wrong = magic != 0
-        for row, byte in zip(rows[wrong].tolist(), magic[wrong].tolist(), strict=True):
-            errors[row] = (
-                "the message does not begin with the magic byte 0x00 of a schema registry, but with "
-                f"{byte:#04x}"
-            )
-        rows, begins = rows[~wrong], begins[~wrong]
-        if not len(rows):
-            return [], errors
-    ids = np.zeros(len(rows), np.int64)
-    for place in range(1, HEADER_BYTES):
-        ids = (ids << 8) | messages.data[begins + place]
-    large = ids > _LARGEST_ID
-    if large.any():
-        for row, schema_id in zip(rows[large].tolist(), ids[large].tolist(), strict=True):
-            errors[row] = f"the message has the schema id {schema_id}; ids of a registry end at {_LARGEST_ID}"
-        rows, ids = rows[~large], ids[~large]
-        if not len(rows):
-            return [], errors
-    return [Frame(int(ids[each[0]]), HEADER_BYTES, rows[each]) for each in _groups(ids)], errors
-
-
-def paths(messages: Messages, frame: Frame) -> tuple[list[Frame], dict[int, str]]:
-    """Groups the rows of a frame of Protobuf further, by the path of the message type.
-
-    Returns:
-        The groups, and an error for each row whose path is malformed.
-    """
-    rows = frame.rows
-    position = messages.begins[rows] + frame.start
-    ends = messages.ends[rows]
-    if _all_zero(messages.data, position, ends):  # what serializers write for the first type of a file
-        return [Frame(frame.schema_id, frame.start + 1, rows, (0,))], {}
-    cursor = _Varints(messages.data, position.copy(), ends)
-    every = np.arange(len(rows))
-    counts = cursor.next(every)
-    cursor.fail((counts < 0) | (counts > _DEEPEST), counts, "has {} message indices; expected 0 to 64")
-    most = int(counts[cursor.good].max(initial=0))
-    indices = np.full((len(rows), max(most, 1)), -1, np.int64)
-    indices[counts == 0, 0] = 0
-    for place in range(most):
-        having = np.flatnonzero(cursor.good & (counts > place))
-        found = cursor.next(having)
-        indices[having, place] = found
-        negative = np.zeros(len(rows), bool)
-        negative[having] = found < 0
-        cursor.fail(negative, indices[:, place], "has the message index {}; expected 0 or more")
-    errors = {int(rows[at]): text for at, text in cursor.errors.items()}
-    good = np.flatnonzero(cursor.good)
-    starts = cursor.position[good] - messages.begins[rows[good]]
-    keys = np.column_stack([starts, indices[good]])
-    if not len(keys):
-        return [], errors
-    _, numbers = np.unique(keys, axis=0, return_inverse=True)
-    groups = []
-    for each in _groups(numbers.reshape(-1).astype(np.int64)):
-        path = tuple(int(index) for index in indices[good[each[0]]] if index >= 0)
-        groups.append(Frame(frame.schema_id, int(starts[each[0]]), rows[good[each]], path))
-    return groups, errors
-
-
-def frame_prefix(schema_id: int, path: Sequence[int] = ()) -> bytes:
-    """Returns the frame of messages of a schema.
-
-    Args:
-        schema_id: id of the schema.
-        path: path of the message type for Protobuf; empty for other formats.
-    """
-    header = b"\0" + schema_id.to_bytes(4, "big")
-    if not path:
-        return header
-    if list(path) == [0]:
-        return header + b"\0"
-    return header + b"".join(zigzag(each) for each in (len(path), *path))
-
-
-def _all_zero(data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> bool:
-    return bool((position < ends).all()) and not data[position].any()
-
-
-class _Varints:
-    """Reads the next zigzag varint of many messages at once.
-
-    Attributes:
-        position: place of the next byte of each message.
-        good: messages that were well-formed so far.
-        errors: what is wrong with the others.
-    """
-
-    def __init__(self, data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> None:
-        self._data = data
-        self._ends = ends
-        self.position = position
-        self.good = np.ones(len(position), bool)
-        self.errors: dict[int, str] = {}
-
-    def next(self, which: Rows) -> Rows:
-        """Reads one varint of each of these messages; the result is 0 where there is none."""
-        raw = np.zeros(len(self.position), np.int64)
-        more = which
-        for place in range(_LONGEST_VARINT):
-            over = more[self.position[more] >= self._ends[more]]
-            self._fail_at(over, "ends inside the Protobuf message indices")
-            more = more[self.position[more] < self._ends[more]]
-            byte = self._data[self.position[more]].astype(np.int64)
-            raw[more] |= (byte & 0x7F) << (7 * place)
-            self.position[more] += 1
-            more = more[byte >= 0x80]
-            if not len(more):
-                break
-        self._fail_at(more, "has a Protobuf message index of more than 5 bytes")
-        values = (raw >> 1) ^ -(raw & 1)
-        return values[which]
-
-    def fail(self, bad: npt.NDArray[np.bool_], values: Rows, text: str) -> None:
-        """Sets messages aside; ``text`` has a place for the value that is wrong."""
-        for at in np.flatnonzero(bad & self.good).tolist():
-            self.errors[at] = f"the message {text.format(int(values[at]))}"
-        self.good &= ~bad
-
-    def _fail_at(self, which: Rows, text: str) -> None:
-        for at in which.tolist():
-            self.errors.setdefault(at, f"the message {text}")
-        self.good[which] = False
-
-
-def _groups(keys: Rows) -> list[Rows]:
-    """Returns the positions of each distinct key, ascending, in the order of their first occurrence."""
-    if (keys == keys[0]).all():
-        return [np.arange(len(keys))]
-    order = np.argsort(keys, kind="stable")
-    cuts = np.flatnonzero(np.diff(keys[order])) + 1
-    return sorted(np.split(order, cuts), key=lambda each: int(each[0]))
-
-
-def _too_short(length: int) -> str:
-    if length == 0:
-        return "the message is empty; expected the magic byte and a schema id"
-    return f"the message has {length} bytes; expected at least {HEADER_BYTES} for magic byte and schema id"
-
+from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
+from kafka_eos_source.registry.frames import Frame, Framed, Messages, Naming, Rows, frame_prefix
 
 # -- decoding ------------------------------------------------------------------------------------
 
@@ -306,35 +65,55 @@ class Decoding:
         reader: the schema of the result.
         message: full name of the message type in the reader schema; for Protobuf.
         arrow_type: the type of the result, which can differ from the reader schema's in units of time.
-        reader_id: id of the reader schema. Its messages can be decoded without a call of the registry.
+        reader_ids: id and GUID of the reader schema, which need no call of the registry.
+        naming: how records may name their schemas.
     """
 
     registry: Mapping[str, Any] = field(repr=False)
     reader: Schema
     message: str | None
     arrow_type: pa.DataType
-    reader_id: int | None = None
+    reader_ids: tuple[SchemaId, ...] = ()
+    naming: Naming = field(default_factory=Naming)
 
-    def slices(self, column: pa.Array) -> Iterator[Converted]:
-        """Decodes a column of messages slice by slice. Raises the errors of `decode`."""
-        return slices(self.decode, column, "decoded")
+    @property
+    def takes_headers(self) -> bool:
+        """Whether headers of the records may name their schemas."""
+        return self.naming.header is not None
 
-    def decode(self, column: pa.Array | pa.ChunkedArray, most_bytes: int = MOST_BYTES) -> Converted:
+    def slices(self, column: pa.Array, headers: pa.Array | None = None) -> Iterator[Converted]:
+        """Decodes a column of messages slice by slice, with the arguments and errors of `decode`."""
+        if headers is None:
+            return slices(self.decode, column, "decoded")
+        both = pa.RecordBatch.from_arrays([column, headers], ["messages", "headers"])
+        return slices(lambda some: self.decode(*some.columns), both, "decoded")
+
+    def decode(
+        self,
+        column: pa.Array | pa.ChunkedArray,
+        headers: pa.Array | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> Converted:
         """Decodes a column of messages, or its first rows if more would take more than `most_bytes`.
+
+        Args:
+            column: the messages: keys or values of records.
+            headers: the headers of these records; None if they are not at hand.
+            most_bytes: the most memory of the result.
 
         Raises:
             RegistryUnavailableError: if a writer schema is not cached, and the registry does not answer.
         """
-        messages = Messages.of(column)
-        while (found := self._decode(messages, most_bytes)) is None:
-            messages = Messages.of(messages.column.slice(0, len(messages.column) // 2))
+        while (found := self._decode(Framed.of(column, headers, self.naming), most_bytes)) is None:
+            half = len(column) // 2
+            column, headers = column.slice(0, half), None if headers is None else headers.slice(0, half)
         return found
 
-    def _decode(self, messages: Messages, most_bytes: int) -> Converted | None:
-        groups, errors = frames(messages)
+    def _decode(self, framed: Framed, most_bytes: int) -> Converted | None:
+        groups, errors = framed.frames()
         known_schemas = catalog(self.registry)
-        if self.reader_id is not None:
-            known_schemas.add(self.reader_id, self.reader)
+        for each in self.reader_ids:
+            known_schemas.add(each, self.reader)
         # Ids of many records first: ids of garbage are all different.
         ids = [each.schema_id for each in sorted(groups, key=lambda group: -len(group.rows))]
         schemas = known_schemas.of_ids(ids) if ids else {}
@@ -345,20 +124,20 @@ class Decoding:
             if isinstance(writer, str):
                 errors.update(dict.fromkeys(group.rows.tolist(), shortened(writer)))
                 continue
-            framed = [group]
+            parts = [group]
             if writer.format == "PROTOBUF":
-                framed, malformed = paths(messages, group)
+                parts, malformed = framed.paths(group)
                 errors.update(malformed)
-            for frame in framed:
+            for frame in parts:
                 decoder = self._decoder(decoders, frame, writer)
                 if isinstance(decoder, str):
                     errors.update(dict.fromkeys(frame.rows.tolist(), decoder))
                 else:
                     known.append((frame, decoder))
-        return self._in_order(messages, known, errors, most_bytes)
+        return self._in_order(framed.messages, known, errors, most_bytes)
 
     def _decoder(
-        self, decoders: dict[tuple[int, tuple[int, ...]], Decoder | str], frame: Frame, writer: Schema
+        self, decoders: dict[tuple[SchemaId, tuple[int, ...]], Decoder | str], frame: Frame, writer: Schema
     ) -> Decoder | str:
         """Returns the decoder of a frame, which is kept; text if its schema does not fit the reader's."""
         place = (frame.schema_id, frame.path)
@@ -441,7 +220,7 @@ class Decoding:
 
 
 #: Decoders of this process: by what is decoded, then by schema id and path.
-_decoders: dict[tuple[object, ...], dict[tuple[int, tuple[int, ...]], Decoder | str]] = {}
+_decoders: dict[tuple[object, ...], dict[tuple[SchemaId, tuple[int, ...]], Decoder | str]] = {}
 
 
 def foreign_decoder(
@@ -463,7 +242,7 @@ def foreign_decoder(
     except _OF_TASK:
         raise
     except Exception as error:  # noqa: BLE001 - becomes the error of rows
-        _log.warning("schema id %d cannot be compiled", frame.schema_id, exc_info=error)
+        _log.warning("schema id %s cannot be compiled", frame.schema_id, exc_info=error)
         text = f"schema id {frame.schema_id} cannot be compiled: {type(error).__name__}: {error}"
         return shortened(text)
 
@@ -558,7 +337,7 @@ class Encoding:
         message: full name of the message type in a Protobuf schema; None = its first.
     """
 
-    schema_id: int
+    schema_id: SchemaId
     schema: Schema
     message: str | None = None
 

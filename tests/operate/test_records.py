@@ -24,7 +24,7 @@ from kafka_eos_source.operate.records import (
 )
 from kafka_eos_source.operate.topics import source_partitions
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
-from kafka_eos_source.registry.records import frame_prefix
+from kafka_eos_source.registry.frames import frame_prefix
 from tests.support import registry_server
 
 TP = TopicPartition("t", 1)

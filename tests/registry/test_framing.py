@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.registry.records import Frame, Messages, frame_prefix, frames, paths
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Frame, Framed, Naming, frame_prefix
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 
 
 def zigzag(value: int) -> bytes:
@@ -21,33 +24,41 @@ def zigzag(value: int) -> bytes:
         left >>= 7
 
 
-def split(column: pa.Array, protobuf: bool = False) -> tuple[list[Frame], dict[int, str]]:
-    messages = Messages.of(column)
-    found, errors = frames(messages)
+def split(
+    column: pa.Array, protobuf: bool = False, headers: pa.Array | None = None, header: str = VALUE_HEADER
+) -> tuple[list[Frame], dict[int, str]]:
+    framed = Framed.of(column, headers, Naming(header))
+    found, errors = framed.frames()
     if not protobuf:
         return found, errors
     deeper = []
     for each in found:
-        groups, more = paths(messages, each)
+        groups, more = framed.paths(each)
         deeper += groups
         errors.update(more)
     return deeper, errors
 
 
-IDS = st.sampled_from([0, 1, 7, 255, 256, 65536, 2**31 - 1])
+IDS = st.sampled_from([0, 1, 7, 255, 256, 65536, 2**31 - 1]) | st.sampled_from(
+    [UUID(int=0), UUID(int=1), UUID(int=1 << 64), UUID(int=(1 << 64) + 1), UUID(int=(1 << 128) - 1)]
+)
 PATHS = st.lists(st.integers(0, 300), max_size=4).map(tuple)
 BODIES = st.binary(max_size=4)
+Named = tuple[int | UUID, tuple[int, ...], bytes]
 GOOD = st.builds(lambda schema, path, body: (schema, path, body), IDS, PATHS, BODIES)
 ROWS = st.lists(st.one_of(st.none(), GOOD, st.binary(max_size=8)), max_size=40)
+
+
+def name(schema: int | UUID, path: tuple[int, ...]) -> bytes:
+    """The reference: what a serializer writes as the name of a schema and a message."""
+    named = b"\1" + schema.bytes if isinstance(schema, UUID) else b"\0" + schema.to_bytes(4, "big")
+    return named + b"".join(map(zigzag, (len(path), *path)))
 
 
 @given(ROWS, st.booleans(), st.integers(0, 3), st.integers(0, 3))
 def test_every_row_is_in_its_frame_or_has_an_error(rows: list, large: bool, before: int, behind: int) -> None:
     def message(row: object) -> bytes | None:
-        if not isinstance(row, tuple):
-            return row  # type: ignore[return-value]
-        schema, path, body = row
-        return b"\0" + schema.to_bytes(4, "big") + b"".join(map(zigzag, (len(path), *path))) + body
+        return name(*row[:2]) + row[2] if isinstance(row, tuple) else row  # type: ignore[return-value]
 
     padding = [b"padding"] * before, [b"behind"] * behind
     whole = padding[0] + [message(row) for row in rows] + padding[1]
@@ -70,6 +81,70 @@ def test_every_row_is_in_its_frame_or_has_an_error(rows: list, large: bool, befo
             assert message(row)[seen[number].start :] == body
         else:
             assert (number in seen) != (number in errors)
+
+
+#: Headers of one record: a name, something else under that header, no value, and other headers.
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from([VALUE_HEADER, KEY_HEADER, VALUE_HEADER[:-1] + "x", "trace", ""]),
+        st.one_of(st.none(), st.builds(name, IDS, PATHS), st.binary(max_size=3)),
+    ),
+    max_size=4,
+)
+RECORDS = st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | HEADERS), max_size=20)
+
+
+def last_of(headers: list[tuple[str, bytes | None]] | None, wanted: str) -> bytes | None:
+    """The reference: the value of the last header of a name, as Kafka's `Headers.lastHeader` finds it."""
+    return next((value for each, value in reversed(headers or []) if each == wanted), None)
+
+
+def column_of(headers: list[list[tuple[str, bytes | None]] | None]) -> pa.Array:
+    as_dicts = [each and [{"key": key, "value": value} for key, value in each] for each in headers]
+    return pa.array(as_dicts, HEADERS_ARROW)
+
+
+@given(RECORDS, st.sampled_from([VALUE_HEADER, KEY_HEADER]), st.integers(0, 2))
+def test_the_last_header_of_its_name_comes_before_the_message(
+    records: list[tuple[bytes | None, list[tuple[str, bytes | None]] | None]], header: str, before: int
+) -> None:
+    extra = [(b"\0\0\0\0\1", [(header, name(3, ()))])] * before
+    whole = [*extra, *records, *extra]
+    values = pa.array([each for each, _ in whole], pa.binary()).slice(before, len(records))
+    headers = column_of([each for _, each in whole]).slice(before, len(records))
+    found, errors = split(values, True, headers, header)
+    seen = {row: frame for frame in found for row in frame.rows.tolist()}
+    assert sorted([*seen, *errors]) == [row for row, (value, _) in enumerate(records) if value is not None]
+    for row, (value, own) in enumerate(records):
+        named = last_of(own, header)
+        if value is None:
+            continue
+        if named is None:  # as if there were no headers
+            alone, alone_errors = split(pa.array([value]), True)
+            assert errors.get(row) == alone_errors.get(0)
+            assert [(each.schema_id, each.path, each.start) for each in alone] == [
+                (each.schema_id, each.path, each.start) for each in [seen.get(row)] if each is not None
+            ]
+            continue
+        inside, inside_errors = split(pa.array([named]), True)
+        assert (row in errors) == bool(inside_errors), (errors, inside_errors)
+        for each in inside:
+            assert (seen[row].schema_id, seen[row].path) == (each.schema_id, each.path)
+            assert seen[row].start == 0, "the message is the payload alone"
+
+
+def test_headers_are_found_in_the_types_that_spark_chooses() -> None:
+    entry = pa.struct([pa.field("key", pa.large_string()), pa.field("value", pa.large_binary())])
+    headers = pa.array([None, [{"key": VALUE_HEADER, "value": name(7, ())}]], pa.large_list(entry))
+    found, errors = split(pa.array([frame_prefix(5), b"\0\0\0\0\5"]), headers=headers)
+    assert [(each.schema_id, each.start, each.rows.tolist()) for each in found] == [(5, 5, [0]), (7, 0, [1])]
+    assert not errors
+
+
+def test_headers_that_are_not_looked_at_name_nothing() -> None:
+    headers = column_of([[(VALUE_HEADER, name(7, ()))]])
+    framed = Framed.of(pa.array([frame_prefix(5)]), headers, Naming(None))
+    assert [each.schema_id for each in framed.frames()[0]] == [5]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +205,8 @@ def test_columns_without_bytes_have_no_frames() -> None:
     assert [each.schema_id for each in split(views)[0]] == [3]
 
 
-@given(st.integers(0, 2**31 - 1), st.lists(st.integers(0, 2**31 - 1), max_size=5))
-def test_a_prefix_is_read_back(schema: int, path: list[int]) -> None:
+@given(st.integers(0, 2**31 - 1) | st.uuids(), st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_a_prefix_is_read_back(schema: int | UUID, path: list[int]) -> None:
     prefix = frame_prefix(schema, path)
     if path:
         (frame,), errors = split(pa.array([prefix]), protobuf=True)

@@ -27,7 +27,8 @@ from kafka_eos_source.operate import records as people
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, protobuf_schema, records
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.records import Decoding, frame_prefix
+from kafka_eos_source.registry.frames import frame_prefix
+from kafka_eos_source.registry.records import Decoding
 from tests.registry import avro_model
 from tests.support import registry_server
 from tests.support.hostile_schemas import (

@@ -36,7 +36,8 @@ from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, records
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import from_registry, registry_schema, subject_name, to_registry
-from kafka_eos_source.registry.records import Decoding, Encoding, frame_prefix
+from kafka_eos_source.registry.frames import frame_prefix
+from kafka_eos_source.registry.records import Decoding, Encoding
 from tests.support import registry_server
 from tests.support.registry_server import Server
 
@@ -129,8 +130,8 @@ def test_a_schema_is_found_by_id_and_by_version(server: Server) -> None:
     assert client.by_version("flights-value").references == (StoredReference("n", "other", 3),)
     assert client.by_version("flights-value").schema_id == second
     assert client.by_version("flights-value", 1).schema_id == first
-    assert client.find("flights-value", StoredSchema(-1, "AVRO", '"int"')) == first
-    assert client.register("flights-value", StoredSchema(-1, "AVRO", '"string"')) == 3
+    assert client.find("flights-value", StoredSchema(-1, "AVRO", '"int"')).schema_id == first
+    assert client.register("flights-value", StoredSchema(-1, "AVRO", '"string"')).schema_id == 3
     client.answers()
 
 

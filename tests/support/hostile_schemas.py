@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.registry import catalog, codec, records
 from kafka_eos_source.registry.codec import Reference, Schema, SchemaFormat
-from kafka_eos_source.registry.records import frame_prefix
+from kafka_eos_source.registry.frames import frame_prefix
 from tests.registry import avro_model
 
 READERS: dict[str, Schema] = {

@@ -1,0 +1,467 @@
+"""Finds out which schema each key or value of a column names, and where its payload begins.
+
+A record names its schema in its header, or in front of the payload, in one of two forms of Confluent's::
+
+    0x00  schema id, 4 bytes, big-endian   [message indices]
+    0x01  GUID of the schema, 16 bytes     [message indices]
+
+The header is ``__value_schema_id``, or ``__key_schema_id`` for the key. If it is there, the value or key is
+the payload alone. The message indices are there only for Protobuf. They are the path of the message type
+inside its file, as zigzag varints: the number of indices, then the indices; a single 0 means the path [0]. As
+for Confluent's deserializers, the last header of that name decides, and one without a value does not count.
+
+Names are read without Python code for each row. Rows are grouped by name, because all messages of one name
+share one writer schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kafka_eos_source.kafka.schema_registry import SchemaId
+from kafka_eos_source.registry.codec import zigzag
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
+
+#: Confluent's headers with the name of the schema.
+VALUE_HEADER, KEY_HEADER = "__value_schema_id", "__key_schema_id"
+#: First byte of a name: a schema id follows, or a GUID.
+_ID, _GUID = 0, 1
+_ID_BYTES, _GUID_BYTES = 4, 16
+#: Registries number schemas with Java's int. They answer a larger number as if their path was wrong.
+_LARGEST_ID = (1 << 31) - 1
+#: Message types are nested at most this deep; a longer path is no Protobuf frame.
+_DEEPEST = 64
+_LONGEST_VARINT = 5
+
+Rows = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Rows whose messages name their schema with the same bytes.
+
+    Attributes:
+        schema_id: id or GUID of the writer schema.
+        start: number of bytes in front of the payload.
+        rows: numbers of the rows, ascending.
+        path: path of the message type inside its file; empty except for Protobuf.
+        in_header: whether the name is in a header, and not in front of the payload.
+    """
+
+    schema_id: SchemaId
+    start: int
+    rows: Rows
+    path: tuple[int, ...] = ()
+    in_header: bool = False
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A column of bytes with NumPy views of its buffers.
+
+    Attributes:
+        column: the messages; binary or large binary.
+        begins: position of each message in ``data``.
+        ends: position behind each message in ``data``.
+        data: the bytes of all messages.
+        present: rows that are not null.
+    """
+
+    column: pa.Array
+    begins: Rows
+    ends: Rows
+    data: Bytes
+    present: Rows
+
+    @classmethod
+    def of(cls, column: pa.Array | pa.ChunkedArray) -> Messages:
+        """Returns views of a column of bytes, which may be a slice."""
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+            if isinstance(column, pa.ChunkedArray):  # older versions of PyArrow return a single chunk
+                column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+            column = column.cast(pa.binary())
+        number = len(column)
+        large = pa.types.is_large_binary(column.type)
+        _, offsets_buffer, data_buffer = column.buffers()
+        if number:
+            offsets = np.frombuffer(offsets_buffer, np.int64 if large else np.int32)
+            offsets = offsets[column.offset : column.offset + number + 1].astype(np.int64)
+        else:
+            offsets = np.zeros(1, np.int64)
+        empty = data_buffer is None or not data_buffer.size
+        data = np.zeros(0, np.uint8) if empty else np.frombuffer(data_buffer, np.uint8)
+        present = np.arange(number)
+        if column.null_count:
+            present = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        return cls(column, offsets[:-1], offsets[1:], data, present)
+
+    def beginning(self, row: int, most: int = 40) -> bytes:
+        """Returns the first bytes of a message."""
+        begin = int(self.begins[row])
+        return self.data[begin : min(begin + most, int(self.ends[row]))].tobytes()
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the records of a column may name their schemas; travels to Spark's workers.
+
+    Attributes:
+        header: name of the header in which a name may be; None if headers are not looked at.
+    """
+
+    header: str | None = VALUE_HEADER
+
+
+_NAMING = Naming()
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A column of keys or values whose records name their schemas.
+
+    Attributes:
+        messages: the keys or values.
+        naming: how they may name their schemas.
+        has_headers: whether the headers of the records are at hand.
+        names: the headers that name schemas, for the rows `named`; None if there are none.
+        named: numbers of the rows that have such a header, ascending.
+    """
+
+    messages: Messages
+    naming: Naming = _NAMING
+    has_headers: bool = False
+    names: Messages | None = None
+    named: Rows | None = None
+
+    @classmethod
+    def of(
+        cls,
+        column: pa.Array | pa.ChunkedArray,
+        headers: pa.Array | None = None,
+        naming: Naming = _NAMING,
+    ) -> Framed:
+        """Returns a column of bytes, which may be a slice, with what the headers of its records say.
+
+        Args:
+            column: the keys or values.
+            headers: the headers of the same records, as the source's column; None if they are not at hand.
+            naming: how the records may name their schemas.
+        """
+        messages = Messages.of(column)
+        if headers is None or naming.header is None:
+            return cls(messages, naming)
+        rows, values = _Headers.of(headers).last(naming.header)
+        if not len(rows):
+            return cls(messages, naming, has_headers=True)
+        is_named = np.zeros(len(messages.column), bool)
+        is_named[messages.present] = True
+        own = is_named[rows]
+        names = Messages.of(values.filter(pa.array(own)))
+        return cls(messages, naming, True, names, rows[own])
+
+    def frames(self) -> tuple[list[Frame], dict[int, str]]:
+        """Groups the rows by the schema that they name.
+
+        Returns:
+            The groups, and an error for each row that names none. Null rows are in neither.
+        """
+        rows = self.messages.present
+        if self.named is None or self.names is None:
+            return self._named_in_front(rows)
+        groups, errors = self._named_in_front(np.setdiff1d(rows, self.named, assume_unique=True))
+        more, others = self._named_in_headers(self.names, self.named)
+        return sorted([*groups, *more], key=lambda each: int(each.rows[0])), errors | others
+
+    def paths(self, frame: Frame) -> tuple[list[Frame], dict[int, str]]:
+        """Groups the rows of a frame of Protobuf further, by the path of the message type.
+
+        Returns:
+            The groups, and an error for each row whose path is malformed.
+        """
+        if not frame.in_header:
+            return _paths(self.messages, frame.rows, frame.start, frame)
+        assert self.names is not None
+        assert self.named is not None
+        length = 1 + (_ID_BYTES if isinstance(frame.schema_id, int) else _GUID_BYTES)
+        return _paths(self.names, np.searchsorted(self.named, frame.rows), length, frame)
+
+    def _named_in_front(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
+        """Groups rows whose names are in front of their payloads."""
+        groups, unknown, errors = _names(self.messages, rows, rows, in_header=False)
+        for at in unknown.tolist():
+            errors[at] = self._unknown(at)
+        return groups, errors
+
+    def _named_in_headers(self, names: Messages, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
+        """Groups rows whose names are in their headers."""
+        groups, unknown, errors = _names(names, np.arange(len(rows)), rows, in_header=True)
+        for at in unknown.tolist():
+            found, length = names.beginning(at), int(names.ends[at] - names.begins[at])
+            errors[int(rows[at])] = (
+                f"the header {self.naming.header!r} has {length} bytes, 0x{found[:20].hex()}; expected 0x00 "
+                f"and a schema id of {_ID_BYTES} bytes, or 0x01 and a GUID of {_GUID_BYTES} bytes"
+            )
+        return groups, errors
+
+    def _unknown(self, row: int) -> str:
+        """Returns the error of a row that names no schema in front of its payload."""
+        length = int(self.messages.ends[row] - self.messages.begins[row])
+        if not length:
+            return "the message is empty; expected the magic byte and a schema id"
+        found = self.messages.beginning(row)
+        if found[0] in (_ID, _GUID):
+            least = 1 + (_ID_BYTES if found[0] == _ID else _GUID_BYTES)
+            return f"the message has {length} bytes; expected at least {least} for magic byte and schema id"
+        return (
+            "the message does not begin with the magic byte 0x00 of a schema registry, but with "
+            f"{found[0]:#04x}"
+        )
+
+
+class _Headers:
+    """A column of headers, searched by name without Python code for each row.
+
+    Args:
+        headers: the column; it has the type of the source's column ``headers``.
+    """
+
+    def __init__(self, headers: pa.Array) -> None:
+        self._column = headers
+        #: Where the headers of each row begin, and where those of the last row end.
+        self._starts: Rows = np.zeros(1, np.int64)
+        if len(headers):
+            starts = np.frombuffer(headers.buffers()[1], np.int32)
+            self._starts = starts[headers.offset : headers.offset + len(headers) + 1].astype(np.int64)
+        first, past = int(self._starts[0]), int(self._starts[-1])
+        self._entries = headers.values.slice(first, past - first)
+        self._names = Messages.of(self._entries.field("key").view(pa.binary())) if past > first else None
+
+    @classmethod
+    def of(cls, headers: pa.Array) -> _Headers:
+        """Returns a column of headers, also of one whose types Spark has chosen."""
+        return cls(headers if headers.type.equals(HEADERS_ARROW) else headers.cast(HEADERS_ARROW))
+
+    def last(self, name: str) -> tuple[Rows, pa.Array]:
+        """Returns the rows that have a header of this name, ascending, and the last such header of each.
+
+        Rows whose last header has no value are left out.
+        """
+        none = np.zeros(0, np.int64), pa.array([], pa.binary())
+        if self._names is None:
+            return none
+        wanted = name.encode()
+        places = np.flatnonzero(self._names.ends - self._names.begins == len(wanted))
+        for at, byte in enumerate(wanted):
+            if not len(places):
+                return none
+            places = places[self._names.data[self._names.begins[places] + at] == byte]
+        rows = np.searchsorted(self._starts, places + self._starts[0], side="right") - 1
+        is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
+        rows, places = rows[is_last], places[is_last]
+        _, values = self._entries.take(pa.array(places)).flatten()
+        kept = values.is_valid().to_numpy(zero_copy_only=False)
+        if self._column.null_count:
+            kept &= self._column.is_valid().to_numpy(zero_copy_only=False)[rows]
+        return (rows, values) if kept.all() else (rows[kept], values.filter(pa.array(kept)))
+
+
+def frame_prefix(schema_id: SchemaId, path: Sequence[int] = ()) -> bytes:
+    """Returns the bytes with which messages, or their headers, name a schema.
+
+    Args:
+        schema_id: id or GUID of the schema.
+        path: path of the message type for Protobuf; empty for other formats.
+    """
+    if isinstance(schema_id, UUID):
+        name = bytes([_GUID]) + schema_id.bytes
+    else:
+        name = bytes([_ID]) + schema_id.to_bytes(_ID_BYTES, "big")
+    if not path:
+        return name
+    if list(path) == [0]:
+        return name + b"\0"
+    return name + b"".join(zigzag(each) for each in (len(path), *path))
+
+
+def _names(
+    where: Messages, at: Rows, rows: Rows, *, in_header: bool
+) -> tuple[list[Frame], Rows, dict[int, str]]:
+    """Groups rows by the names with which bytes begin.
+
+    Args:
+        where: bytes that begin with names.
+        at: which of them to read.
+        rows: numbers of the rows that these name a schema for.
+        in_header: whether the bytes are headers.
+
+    Returns:
+        The groups; which of the bytes begin with no name; and an error for each row whose name is malformed.
+    """
+    if not len(at):
+        return [], at, {}
+    begins = where.begins[at]
+    lengths = where.ends[at] - begins
+    if lengths.all():
+        magic = where.data[begins]
+    else:
+        magic = np.zeros(len(at), np.uint8)
+        magic[lengths > 0] = where.data[begins[lengths > 0]]
+    is_id = (magic == _ID) & (lengths > _ID_BYTES)
+    if is_id.all():
+        groups, errors = _ids(where, begins, rows, in_header)
+        return groups, at[:0], errors
+    is_guid = (magic == _GUID) & (lengths > _GUID_BYTES)
+    groups, errors = _ids(where, begins[is_id], rows[is_id], in_header)
+    groups += _guids(where, begins[is_guid], rows[is_guid], in_header)
+    return sorted(groups, key=lambda each: int(each.rows[0])), at[~(is_id | is_guid)], errors
+
+
+def _ids(where: Messages, begins: Rows, rows: Rows, in_header: bool) -> tuple[list[Frame], dict[int, str]]:
+    """Groups rows by the schema ids behind the magic bytes."""
+    errors: dict[int, str] = {}
+    ids = np.zeros(len(rows), np.int64)
+    for place in range(1, 1 + _ID_BYTES):
+        ids = (ids << 8) | where.data[begins + place]
+    large = ids > _LARGEST_ID
+    if large.any():
+        for row, schema_id in zip(rows[large].tolist(), ids[large].tolist(), strict=True):
+            errors[row] = f"the message has the schema id {schema_id}; ids of a registry end at {_LARGEST_ID}"
+        rows, ids = rows[~large], ids[~large]
+    start = 0 if in_header else 1 + _ID_BYTES
+    found = [Frame(int(ids[each[0]]), start, rows[each], (), in_header) for each in _groups(ids)]
+    return found, errors
+
+
+def _guids(where: Messages, begins: Rows, rows: Rows, in_header: bool) -> list[Frame]:
+    """Groups rows by the GUIDs behind the magic bytes."""
+    if not len(rows):
+        return []
+    bytes_of = where.data[begins[:, None] + np.arange(1, 1 + _GUID_BYTES)]
+    halves = np.ascontiguousarray(bytes_of).view(np.int64)
+    numbers = np.zeros(len(rows), np.int64)
+    for half in (0, 1):
+        if (halves[:, half] != halves[0, half]).any():
+            distinct, inverse = np.unique(halves[:, half], return_inverse=True)
+            numbers = numbers * len(distinct) + inverse.reshape(-1)
+    start = 0 if in_header else 1 + _GUID_BYTES
+    return [
+        Frame(UUID(bytes=bytes_of[each[0]].tobytes()), start, rows[each], (), in_header)
+        for each in _groups(numbers)
+    ]
+
+
+def _paths(where: Messages, at: Rows, length: int, frame: Frame) -> tuple[list[Frame], dict[int, str]]:
+    """Groups the rows of a frame by the path of the message type behind the names.
+
+    Args:
+        where: bytes that begin with names.
+        at: which of them belong to the rows of the frame.
+        length: length of the name in front of the path.
+        frame: the frame.
+    """
+    rows = frame.rows
+    position = where.begins[at] + length
+    ends = where.ends[at]
+    if _all_zero(where.data, position, ends):  # what serializers write for the first type of a file
+        return [_of_path(frame, length + 1, rows, (0,))], {}
+    cursor = _Varints(where.data, position.copy(), ends)
+    every = np.arange(len(rows))
+    counts = cursor.next(every)
+    cursor.fail((counts < 0) | (counts > _DEEPEST), counts, "has {} message indices; expected 0 to 64")
+    most = int(counts[cursor.good].max(initial=0))
+    indices = np.full((len(rows), max(most, 1)), -1, np.int64)
+    indices[counts == 0, 0] = 0
+    for place in range(most):
+        having = np.flatnonzero(cursor.good & (counts > place))
+        found = cursor.next(having)
+        indices[having, place] = found
+        negative = np.zeros(len(rows), bool)
+        negative[having] = found < 0
+        cursor.fail(negative, indices[:, place], "has the message index {}; expected 0 or more")
+    errors = {int(rows[row]): text for row, text in cursor.errors.items()}
+    good = np.flatnonzero(cursor.good)
+    lengths = cursor.position[good] - where.begins[at[good]]
+    keys = np.column_stack([lengths, indices[good]])
+    if not len(keys):
+        return [], errors
+    _, numbers = np.unique(keys, axis=0, return_inverse=True)
+    groups = []
+    for each in _groups(numbers.reshape(-1).astype(np.int64)):
+        path = tuple(int(index) for index in indices[good[each[0]]] if index >= 0)
+        groups.append(_of_path(frame, int(lengths[each[0]]), rows[good[each]], path))
+    return groups, errors
+
+
+def _of_path(frame: Frame, length: int, rows: Rows, path: tuple[int, ...]) -> Frame:
+    """Returns the part of a frame whose names, of this length, end with a path."""
+    return Frame(frame.schema_id, 0 if frame.in_header else length, rows, path, frame.in_header)
+
+
+def _all_zero(data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> bool:
+    return bool((position < ends).all()) and not data[position].any()
+
+
+class _Varints:
+    """Reads the next zigzag varint of many messages at once.
+
+    Attributes:
+        position: place of the next byte of each message.
+        good: messages that were well-formed so far.
+        errors: what is wrong with the others.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> None:
+        self._data = data
+        self._ends = ends
+        self.position = position
+        self.good = np.ones(len(position), bool)
+        self.errors: dict[int, str] = {}
+
+    def next(self, which: Rows) -> Rows:
+        """Reads one varint of each of these messages; the result is 0 where there is none."""
+        raw = np.zeros(len(self.position), np.int64)
+        more = which
+        for place in range(_LONGEST_VARINT):
+            over = more[self.position[more] >= self._ends[more]]
+            self._fail_at(over, "ends inside the Protobuf message indices")
+            more = more[self.position[more] < self._ends[more]]
+            byte = self._data[self.position[more]].astype(np.int64)
+            raw[more] |= (byte & 0x7F) << (7 * place)
+            self.position[more] += 1
+            more = more[byte >= 0x80]
+            if not len(more):
+                break
+        self._fail_at(more, "has a Protobuf message index of more than 5 bytes")
+        values = (raw >> 1) ^ -(raw & 1)
+        return values[which]
+
+    def fail(self, bad: npt.NDArray[np.bool_], values: Rows, text: str) -> None:
+        """Sets messages aside; ``text`` has a place for the value that is wrong."""
+        for at in np.flatnonzero(bad & self.good).tolist():
+            self.errors[at] = f"the message {text.format(int(values[at]))}"
+        self.good &= ~bad
+
+    def _fail_at(self, which: Rows, text: str) -> None:
+        for at in which.tolist():
+            self.errors.setdefault(at, f"the message {text}")
+        self.good[which] = False
+
+
+def _groups(keys: Rows) -> list[Rows]:
+    """Returns the positions of each distinct key, ascending, in the order of their first occurrence."""
+    if not len(keys):
+        return []
+    if (keys == keys[0]).all():
+        return [np.arange(len(keys))]
+    order = np.argsort(keys, kind="stable")
+    cuts = np.flatnonzero(np.diff(keys[order])) + 1
+    return sorted(np.split(order, cuts), key=lambda each: int(each[0]))
