@@ -88,7 +88,11 @@ def _imports(schema: Schema, seen: set[tuple[str, bytes]]) -> Iterator[Reference
 
 def zigzag(number: int) -> bytes:
     """Returns a number as a zigzag varint, as Avro and Confluent's frames write it."""
-    bits = number << 1 if number >= 0 else ((-number) << 1) - 1
+    return varint(number << 1 if number >= 0 else ((-number) << 1) - 1)
+
+
+def varint(bits: int) -> bytes:
+    """Returns a number that is not negative as a varint, as Protobuf and Glue's frames write it."""
     encoded = bytearray()
     while bits >= 0x80:
         encoded.append(bits & 0x7F | 0x80)
@@ -206,6 +210,20 @@ def message_path(schema: Schema, message: str | None) -> tuple[int, ...]:
     if schema.format != "PROTOBUF":
         return ()
     return tuple(_codec(schema.format).message_path(schema, message))
+
+
+def message_number(schema: Schema, message: str | None) -> int:
+    """Returns the number of a message type of a Protobuf schema that Glue's frames contain."""
+    return int(_codec(schema.format).message_number(schema, message))
+
+
+def numbered_path(schema: Schema, number: int) -> tuple[int, ...]:
+    """Returns the path of the message type with a number (see `message_number`).
+
+    Raises:
+        InvalidSchemaError: if the Protobuf schema has no such message type.
+    """
+    return tuple(_codec(schema.format).numbered_path(schema, number))
 
 
 def schema_for(values_type: pa.DataType, kind: SchemaFormat, name: str) -> Schema:

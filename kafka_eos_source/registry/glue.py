@@ -10,11 +10,14 @@ them.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
+
+import pyarrow as pa
 
 from kafka_eos_source.errors import (
     AuthorizationError,
@@ -29,6 +32,7 @@ from kafka_eos_source.kafka.schema_registry import (
     LIMITS,
     Limits,
     Request,
+    SchemaId,
     StoredReference,
     StoredSchema,
     from_environment,
@@ -64,7 +68,6 @@ _COMPATIBILITIES = (
     "NONE",
     "DISABLED",
 )
-_COMPRESSIONS = ("none", "zlib")
 _ANSWER_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
 
@@ -136,7 +139,7 @@ class GlueRegistry:
         self.limits = Limits.of(settings)
         self._registry = _registry_name(str(settings.pop("url", "")))
         self._compatibility = _choice(settings, _COMPATIBILITY, _COMPATIBILITIES, str.upper)
-        _choice(settings, COMPRESSION, _COMPRESSIONS, str.lower)
+        _choice(settings, COMPRESSION, tuple(_BYTES), str.lower)
         unknown = sorted(set(settings) - set(_OPTIONS))
         if unknown:
             raise InvalidOptionError(
@@ -148,7 +151,7 @@ class GlueRegistry:
         self._client = _client(settings)
         self.name = f"AWS Glue (registry {self._registry!r} in {self._client.meta.region_name})"
 
-    def by_id(self, version_id: UUID) -> StoredSchema:
+    def by_id(self, version_id: SchemaId) -> StoredSchema:
         """Returns the schema of a version, whatever its status is: another client reads its records, too.
 
         Raises:
@@ -229,7 +232,7 @@ class GlueRegistry:
         if _NAME.fullmatch(name) is None:
             raise InvalidOptionError(
                 f"the name of the schema is {name!r}; expected 1 to 255 letters, digits and _ - . $ #.",
-                fix="name the schema in AWS Glue with subject=.",
+                fix="give the name of a schema of AWS Glue with subject=.",
             )
         return {"RegistryName": self._registry, "SchemaName": name}
 
@@ -367,14 +370,92 @@ class GlueRegistry:
         )
 
 
+# -- the form of records (see `registry.frames`) -------------------------------------------------
+
+MAGIC = 3
+PLAIN, ZLIB = 0, 5
+HEADER_BYTES = 18
+_BYTES = {"none": PLAIN, "zlib": ZLIB}
+
+
+def header(version_id: SchemaId, compression: str) -> bytes:
+    """Returns the first bytes of a message.
+
+    Args:
+        version_id: UUID of the schema's version.
+        compression: ``none`` or ``zlib``.
+    """
+    assert isinstance(version_id, UUID)
+    return bytes([MAGIC, _BYTES[compression]]) + version_id.bytes
+
+
+def no_frame(message: bytes, length: int) -> str:
+    """Returns the error of a message that does not begin as Glue's do.
+
+    Args:
+        message: its first bytes.
+        length: its length.
+    """
+    if not length:
+        return "the message is empty; expected the frame of AWS Glue"
+    if message[0] != MAGIC:
+        is_other = message[0] in (0, 1) and length > len(message[:1]) + 4
+        other = ", as those of Confluent's Schema Registry do" if is_other else ""
+        return f"the message begins with {message[0]:#04x}{other}; expected 0x03, the frame of AWS Glue"
+    if length < HEADER_BYTES:
+        return f"the message has {length} bytes; expected at least {HEADER_BYTES} for the frame of AWS Glue"
+    return f"the message has the compression byte {message[1]:#04x}; expected 0x00 (none) or 0x05 (zlib)"
+
+
+def decompressed(message: memoryview, most_bytes: int) -> bytes | str | None:
+    """Returns a compressed message without compression.
+
+    Returns:
+        The message; a text if it is damaged; None if its payload has more than `most_bytes`.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        payload = unpacker.decompress(message[HEADER_BYTES:], max(most_bytes, 0) + 1)
+    except zlib.error as error:
+        return f"the message cannot be decompressed: {error}"
+    if len(payload) > most_bytes:
+        return None
+    if not unpacker.eof:
+        return "the message cannot be decompressed: it ends in the middle of its payload"
+    return bytes([MAGIC, PLAIN]) + message[2:HEADER_BYTES] + payload
+
+
+def compressed(payloads: pa.Array, header: bytes) -> pa.Array:
+    """Returns the messages with these payloads, which are null where these are."""
+    made = [None if each is None else header + zlib.compress(each) for each in payloads.to_pylist()]
+    return pa.array(made, payloads.type)
+
+
+# -- options -------------------------------------------------------------------------------------
+
+
 def is_glue(options: Mapping[str, Any]) -> bool:
     """Returns whether options of a registry name AWS Glue's."""
     return str(options.get("url", "")).strip().lower().startswith(SCHEME)
 
 
-def is_compressed(options: Mapping[str, Any]) -> bool:
-    """Returns whether payloads are written compressed. Raises InvalidOptionError if the value is unknown."""
-    return _choice(dict(options), COMPRESSION, _COMPRESSIONS, str.lower) == "zlib"
+def schema_name(*, topic: str | None, record: str | None, is_key: bool) -> str | None:
+    """Returns the name of the schema of a topic, as Glue's serializers choose it; None if nothing is given.
+
+    Raises:
+        InvalidOptionError: for the key of a topic, which would share one schema with the value.
+    """
+    if topic is not None and is_key:
+        raise InvalidOptionError(
+            f"the keys and the values of topic {topic!r} would have one schema of AWS Glue, {topic!r}.",
+            fix="name the schema of the keys with subject=.",
+        )
+    return "-".join(each for each in (topic, record) if each is not None) or None
+
+
+def compression(options: Mapping[str, Any]) -> str:
+    """Returns how payloads are written. Raises InvalidOptionError if the option is malformed."""
+    return _choice(from_environment(options), COMPRESSION, tuple(_BYTES), str.lower)
 
 
 def _code(failure: Any) -> str:

@@ -36,6 +36,7 @@ from kafka_eos_source.registry.protobuf_schema import (
     list_messages,
     message_at,
     path_of,
+    sorted_messages,
 )
 from kafka_eos_source.registry.protobuf_tree import (
     Kind,
@@ -48,7 +49,15 @@ from kafka_eos_source.registry.protobuf_tree import (
     time_text,
 )
 
-__all__ = ["arrow_type", "decoder", "encoder", "message_path", "schema_for"]
+__all__ = [
+    "arrow_type",
+    "decoder",
+    "encoder",
+    "message_number",
+    "message_path",
+    "numbered_path",
+    "schema_for",
+]
 
 
 def decoder(
@@ -98,6 +107,27 @@ def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:
     """Returns the path of a message as Confluent's frame stores it; without a name, of the only message."""
     return path_of(_message(schema, message))
+
+
+def message_number(schema: Schema, message: str | None = None) -> int:
+    """Returns the number of a message as Glue's frame stores it; without a name, of the only message."""
+    found = _message(schema, message)
+    return sorted_messages(found.file).index(found)
+
+
+def numbered_path(schema: Schema, number: int) -> tuple[int, ...]:
+    """Returns the path of the message with a number.
+
+    Raises:
+        InvalidSchemaError: if the schema has no message with this number.
+    """
+    messages = sorted_messages(compile_schema(schema))
+    if number >= len(messages) or messages[number].GetOptions().map_entry:
+        raise InvalidSchemaError(
+            f"the message number {number} leads to no message of the schema, which has {len(messages)}",
+            fix="check that the records were written with this schema version",
+        )
+    return path_of(messages[number])
 
 
 def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:

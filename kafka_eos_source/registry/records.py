@@ -39,7 +39,7 @@ import pyarrow as pa
 from kafka_eos_source.documents.converted import MOST_BYTES, Converted, slices
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.kafka.schema_registry import SchemaId
-from kafka_eos_source.registry import codec
+from kafka_eos_source.registry import codec, glue
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.frames import Frame, Framed, Messages, Naming, Rows, frame_prefix
@@ -104,10 +104,13 @@ class Decoding:
         Raises:
             RegistryUnavailableError: if a writer schema is not cached, and the registry does not answer.
         """
-        while (found := self._decode(Framed.of(column, headers, self.naming), most_bytes)) is None:
-            half = len(column) // 2
+        while True:
+            framed = Framed.of(column, headers, self.naming, most_bytes)
+            found = self._decode(framed, most_bytes)
+            if found is not None:
+                return found
+            half = len(framed.messages.column) // 2
             column, headers = column.slice(0, half), None if headers is None else headers.slice(0, half)
-        return found
 
     def _decode(self, framed: Framed, most_bytes: int) -> Converted | None:
         groups, errors = framed.frames()
@@ -235,7 +238,10 @@ def foreign_decoder(
         message: full name of the message type in the reader's file; for Protobuf.
     """
     try:
-        return codec.decoder(writer, frame.path, reader, message)
+        path = frame.path
+        if frame.is_numbered and path:
+            path = codec.numbered_path(writer, path[0])
+        return codec.decoder(writer, path, reader, message)
     except InvalidSchemaError as error:
         does_not = "does not fit the reader schema" if reader is not None else "cannot be used"
         return shortened(f"schema id {frame.schema_id} {does_not}: {error.message}")
@@ -335,11 +341,13 @@ class Encoding:
         schema_id: id of the schema.
         schema: the schema.
         message: full name of the message type in a Protobuf schema; None = its first.
+        glue_compression: ``none`` or ``zlib`` for the form of AWS Glue; None for Confluent's.
     """
 
     schema_id: SchemaId
     schema: Schema
     message: str | None = None
+    glue_compression: str | None = None
 
     def slices(self, values: pa.Array) -> Iterator[Converted]:
         """Encodes values slice by slice. Raises the errors of `encode`."""
@@ -356,10 +364,21 @@ class Encoding:
         key = (self, values.type)
         known = _encoders.get(key)
         if known is None:
-            prefix = frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
-            known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), prefix)
+            known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), self._prefix())
         encoder, prefix = known
-        return encoder.encode(values, prefix, most_bytes)
+        if self.glue_compression != "zlib":
+            return encoder.encode(values, prefix, most_bytes)
+        header, number = prefix[: glue.HEADER_BYTES], prefix[glue.HEADER_BYTES :]
+        found = encoder.encode(values, number, most_bytes)
+        return Converted(glue.compressed(found.values, header), found.errors)
+
+    def _prefix(self) -> bytes:
+        """Returns what stands in front of each payload."""
+        if self.glue_compression is None:
+            return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
+        is_protobuf = self.schema.format == "PROTOBUF"
+        number = codec.varint(codec.message_number(self.schema, self.message)) if is_protobuf else b""
+        return glue.header(self.schema_id, self.glue_compression) + number
 
 
 #: Encoders of this process, and the frame of their messages.
