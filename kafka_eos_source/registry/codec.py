@@ -176,12 +176,14 @@ def arrow_type(schema: Schema, message: str | None) -> pa.DataType:
     return cast(pa.DataType, found)
 
 
-def decoder(writer: Schema, path: tuple[int, ...], reader: Schema | None, message: str | None) -> Decoder:
+def decoder(
+    writer: Schema, path: tuple[int, ...] | int, reader: Schema | None, message: str | None
+) -> Decoder:
     """Returns the decoder of messages of a writer schema.
 
     Args:
         writer: the schema of the messages.
-        path: path of the message type in the writer's file; for Protobuf.
+        path: path of the message type in the writer's file, or its number (`message_number`); for Protobuf.
         reader: the schema of the result, of the same format; None = the writer's.
         message: full name of the message type in the reader's file; for Protobuf.
     """
@@ -215,15 +217,6 @@ def message_path(schema: Schema, message: str | None) -> tuple[int, ...]:
 def message_number(schema: Schema, message: str | None) -> int:
     """Returns the number of a message type of a Protobuf schema that Glue's frames contain."""
     return int(_codec(schema.format).message_number(schema, message))
-
-
-def numbered_path(schema: Schema, number: int) -> tuple[int, ...]:
-    """Returns the path of the message type with a number (see `message_number`).
-
-    Raises:
-        InvalidSchemaError: if the Protobuf schema has no such message type.
-    """
-    return tuple(_codec(schema.format).numbered_path(schema, number))
 
 
 def schema_for(values_type: pa.DataType, kind: SchemaFormat, name: str) -> Schema:

@@ -59,17 +59,16 @@ class Frame:
         schema_id: id or GUID of the writer schema.
         start: number of bytes in front of the payload.
         rows: numbers of the rows, ascending.
-        path: path of the message type inside its file; empty except for Protobuf.
+        path: path of the message type inside its file, or its number in Glue's form; empty except for
+            Protobuf.
         in_header: whether the name is in a header, and not in front of the payload.
-        is_numbered: whether ``path`` is the number of the message type instead, as Glue counts.
     """
 
     schema_id: SchemaId
     start: int
     rows: Rows
-    path: tuple[int, ...] = ()
+    path: tuple[int, ...] | int = ()
     in_header: bool = False
-    is_numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ class Framed:
         Returns:
             The groups, and an error for each row whose path is malformed.
         """
-        if frame.is_numbered:
+        if self.naming.is_glue:
             return _numbers(self.messages, frame)
         if not frame.in_header:
             return _paths(self.messages, frame.rows, frame.start, frame)
@@ -239,7 +238,7 @@ class Framed:
             errors[row] = glue.no_frame(where.beginning(row), length)
         rows = rows[is_framed]
         found = _guids(where, where.begins[rows] + 1, rows, in_header=False)
-        return [replace(each, start=glue.HEADER_BYTES, is_numbered=True) for each in found], errors
+        return [replace(each, start=glue.HEADER_BYTES) for each in found], errors
 
     def _named_in_headers(self, names: Messages, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
         """Groups rows whose names are in their headers."""
@@ -454,7 +453,7 @@ def _numbers(where: Messages, frame: Frame) -> tuple[list[Frame], dict[int, str]
             frame,
             start=int(lengths[each[0]]),
             rows=frame.rows[good[each]],
-            path=(int(numbers[good[each[0]]]),),
+            path=int(numbers[good[each[0]]]),
         )
         for each in _groups((numbers[good] << 8) | lengths)
     ], errors

@@ -31,12 +31,12 @@ from kafka_eos_source.registry.protobuf_program import (
 )
 from kafka_eos_source.registry.protobuf_schema import (
     check_readable,
-    compile_schema,
     find_message,
     list_messages,
     message_at,
+    number_of,
+    numbered_message,
     path_of,
-    sorted_messages,
 )
 from kafka_eos_source.registry.protobuf_tree import (
     Kind,
@@ -55,19 +55,22 @@ __all__ = [
     "encoder",
     "message_number",
     "message_path",
-    "numbered_path",
     "schema_for",
 ]
 
 
 def decoder(
-    writer: Schema, message_path: tuple[int, ...], reader: Schema | None = None, message: str | None = None
+    writer: Schema,
+    message_path: tuple[int, ...] | int,
+    reader: Schema | None = None,
+    message: str | None = None,
 ) -> Decoder:
     """Returns a decoder of the messages that were written with a schema.
 
     Args:
         writer: the schema with which they were written.
-        message_path: the message in that schema, as their frame tells it.
+        message_path: the message in that schema, as their frame tells it: a path (Confluent), or a number
+            (Glue).
         reader: the schema that decides the type of the column. Fields that the writer does not have are null
             or have their default, and fields that the reader does not have are skipped.
         message: the message of the reader; without it, its only one at the top level.
@@ -76,8 +79,12 @@ def decoder(
         InvalidSchemaError: if a schema or the message is not usable, the records are messages of another
             type, or the reader would change values.
     """
-    written = message_at(writer, message_path)
-    if reader is None:
+    found = None if reader is None else _message(reader, message)
+    if isinstance(message_path, int):
+        written = numbered_message(writer, message_path)
+    else:
+        written = message_at(writer, message_path, None if found is None else found.name)
+    if found is None:
         if message is not None and message not in (written.full_name, written.name):
             raise InvalidSchemaError(
                 f"the records are messages of type {written.full_name}, but {message!r} is expected",
@@ -85,7 +92,6 @@ def decoder(
             )
         found = written
     else:
-        found = _message(reader, message)
         if written.name != found.name:  # packages may differ; fields of another type share numbers by chance
             raise InvalidSchemaError(
                 f"the records are messages of type {written.full_name}, but {found.full_name} is expected",
@@ -106,28 +112,12 @@ def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> 
 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:
     """Returns the path of a message as Confluent's frame stores it; without a name, of the only message."""
-    return path_of(_message(schema, message))
+    return path_of(schema, _message(schema, message))
 
 
 def message_number(schema: Schema, message: str | None = None) -> int:
     """Returns the number of a message as Glue's frame stores it; without a name, of the only message."""
-    found = _message(schema, message)
-    return sorted_messages(found.file).index(found)
-
-
-def numbered_path(schema: Schema, number: int) -> tuple[int, ...]:
-    """Returns the path of the message with a number.
-
-    Raises:
-        InvalidSchemaError: if the schema has no message with this number.
-    """
-    messages = sorted_messages(compile_schema(schema))
-    if number >= len(messages) or messages[number].GetOptions().map_entry:
-        raise InvalidSchemaError(
-            f"the message number {number} leads to no message of the schema, which has {len(messages)}",
-            fix="check that the records were written with this schema version",
-        )
-    return path_of(messages[number])
+    return number_of(_message(schema, message))
 
 
 def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:
@@ -138,7 +128,7 @@ def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:
 def _message(schema: Schema, name: str | None) -> Any:
     if name is not None:
         return find_message(schema, name)
-    messages = list_messages(compile_schema(schema))
+    messages = list_messages(schema)
     outer = [each for each in messages if each.containing_type is None]
     if len(outer) != 1:
         raise InvalidSchemaError(

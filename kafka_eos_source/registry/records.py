@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 #: Errors of the machine or of this package, and never of a record.
 _OF_TASK = (KafkaEosError, MemoryError, OSError, ImportError)
+#: Schema id, and path or number of the message type.
+_Place = tuple[SchemaId, tuple[int, ...] | int]
 #: The most characters of the error of one row. Schemas of others can be large, and so can be what is wrong.
 MOST_CHARACTERS = 1_000
 #: How many decoders a process keeps for each column: each record can name a schema, and a message in it.
@@ -140,7 +142,10 @@ class Decoding:
         return self._in_order(framed.messages, known, errors, most_bytes)
 
     def _decoder(
-        self, decoders: dict[tuple[SchemaId, tuple[int, ...]], Decoder | str], frame: Frame, writer: Schema
+        self,
+        decoders: dict[tuple[SchemaId, tuple[int, ...] | int], Decoder | str],
+        frame: Frame,
+        writer: Schema,
     ) -> Decoder | str:
         """Returns the decoder of a frame, which is kept; text if its schema does not fit the reader's."""
         place = (frame.schema_id, frame.path)
@@ -223,7 +228,7 @@ class Decoding:
 
 
 #: Decoders of this process: by what is decoded, then by schema id and path.
-_decoders: dict[tuple[object, ...], dict[tuple[SchemaId, tuple[int, ...]], Decoder | str]] = {}
+_decoders: dict[tuple[object, ...], dict[_Place, Decoder | str]] = {}
 
 
 def foreign_decoder(
@@ -238,10 +243,7 @@ def foreign_decoder(
         message: full name of the message type in the reader's file; for Protobuf.
     """
     try:
-        path = frame.path
-        if frame.is_numbered and path:
-            path = codec.numbered_path(writer, path[0])
-        return codec.decoder(writer, path, reader, message)
+        return codec.decoder(writer, frame.path, reader, message)
     except InvalidSchemaError as error:
         does_not = "does not fit the reader schema" if reader is not None else "cannot be used"
         return shortened(f"schema id {frame.schema_id} {does_not}: {error.message}")

@@ -405,7 +405,7 @@ def test_rows_of_all_kinds_keep_their_order(server: Server, large: bool) -> None
     found = reader.decode(column)
     carriers = [None if each is None else each["carrier"] for each in found.values.to_pylist()]
     assert carriers == ["A", "B", None, None, None, "D", None, None, "", "F"]
-    assert list(found.errors) == [3, 4, 6, 7]
+    assert sorted(found.errors) == [3, 4, 6, 7]
     assert found.errors[3] == "the message has 7 bytes; expected at least 18 for the frame of AWS Glue"
     assert "minutes" in found.errors[4]
     assert "ends in the middle of its payload" in found.errors[6]
