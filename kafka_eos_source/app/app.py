@@ -24,7 +24,7 @@ from kafka_eos_source.datasource.checks_on_server import check_on_server, own_er
 from kafka_eos_source.datasource.start_checks import RunningQuery, check_query
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError
-from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad, check_on_bad
+from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad, check_on_bad
 from kafka_eos_source.in_read.decode import ColumnDecoder, decoded_values
 from kafka_eos_source.in_read.lineage import frame_of, is_of_source, source_options
 from kafka_eos_source.in_read.staged import staged_frame
@@ -45,7 +45,7 @@ from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink
 from kafka_eos_source.spark.changelog_check import check_changelog
 from kafka_eos_source.spark.operator_frame import senders_of
-from kafka_eos_source.spark.schema import HEADERS, TOPIC
+from kafka_eos_source.spark.schema import TOPIC
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings, time_zone
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
@@ -316,9 +316,7 @@ class App:
                 f"on_bad={on_bad!r} is set, but neither schema= nor registry=, so nothing is decoded.",
                 fix="leave out on_bad=.",
             )
-        if HEADERS in kept or on_bad == DEAD_LETTER:  # a dead letter has the headers of its record
-            source = Options(_replaced(source, {"includeHeaders": "true"}))
-        has_headers = parse_read(source, streaming=True).include_headers
+        parse_read(source, streaming=True)
         given: tuple[ColumnDecoder, DataType, str] | None = None
         if fields is not None:
             of_json = JsonDecoding(fields, time_zone(self.spark), partial=on_bad == NULL)
@@ -333,7 +331,7 @@ class App:
         step = None
         if given is not None:
             decoder, type_, does = given
-            step = decoded_values(decoder, type_, kept, does, on_bad=on_bad, has_headers=has_headers)
+            step = decoded_values(decoder, type_, kept, does, on_bad=on_bad)
             source[STEP_IN_READ] = step.to_option()
         with own_errors():
             frame: DataFrame = self.spark.readStream.format(FORMAT_NAME).options(**source).load()

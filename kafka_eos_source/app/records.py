@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
@@ -100,7 +101,8 @@ class Records:
         shape = self.shape(schema, for_sinks=for_sinks, has_timestamp=has_timestamp)
         if shape is None:
             return frame, None
-        records = [self._value(schema, shape).alias(VALUE)]
+        value, headers = self._value(schema, shape)
+        records = [value.alias(VALUE), *headers]
         key = self._key(schema)
         if key is not None:
             records.insert(0, key.alias(KEY))
@@ -259,11 +261,16 @@ class Records:
             return sf.to_json(sf.struct(*(column(name) for name in self.key)), _KEY_FORMATS)
         return as_text(column(self.key), schema[self.key].dataType)
 
-    def _value(self, schema: StructType, shape: RecordShape) -> Column:
+    def _value(self, schema: StructType, shape: RecordShape) -> tuple[Column, list[Column]]:
+        """Returns the column of values, and if headers name their schema, that of headers."""
         value = self._without_tombstones(schema, shape)
-        if self.removed is None:
-            return value
-        return sf.when(sf.coalesce(column(self.removed), sf.lit(False)), sf.lit(None)).otherwise(value)
+        if self.removed is not None:
+            is_removed = sf.coalesce(column(self.removed), sf.lit(False))
+            value = sf.when(is_removed, sf.lit(None)).otherwise(value)
+        encoding = self._encoding()
+        if encoding is None or encoding.header is None:
+            return value, []
+        return value[VALUE], [value[HEADERS].alias(HEADERS)]
 
     def _without_tombstones(self, schema: StructType, shape: RecordShape) -> Column:
         if self.value is not None:
@@ -271,16 +278,18 @@ class Records:
         record = sf.struct(*(column(name) for name in shape.fields))
         if self.registry is None:
             return sf.to_json(record)
-        encoded = to_registry(record, self._registry_schema())
+        encoded = to_registry(record, self._schema)
         if CHANGELOG not in schema.names:
             return encoded
         # The columns of rows with state changes are null, which a schema need not allow.
         return sf.when(column(CHANGELOG).isNull(), encoded)
 
     def _encoding(self) -> Encoding | None:
-        return None if self.registry is None else self._registry_schema().encoding()
+        return None if self.registry is None else self._schema.encoding()
 
-    def _registry_schema(self) -> RegistrySchema:
+    @cached_property
+    def _schema(self) -> RegistrySchema:
+        """The schema in which values are encoded, which is looked up once."""
         assert self.registry is not None
         if isinstance(self.registry, RegistrySchema):
             return self.registry

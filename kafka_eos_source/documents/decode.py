@@ -12,7 +12,7 @@ from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ class JsonDecoding:
         InvalidOptionError: if the time zone is unknown.
     """
 
+    takes_headers: ClassVar[bool] = False
     schema: types.StructType
     time_zone: str = "UTC"
     partial: bool = False

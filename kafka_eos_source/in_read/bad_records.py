@@ -65,16 +65,11 @@ def check_on_bad(value: str, argument: str = "on_bad") -> OnBad:
     raise invalid(argument, value, " or ".join(map(repr, get_args(OnBad))))
 
 
-def columns_to_read(on_bad: OnBad, *, has_headers: bool) -> tuple[str, ...]:
-    """Returns the columns of the source that are needed to name a bad record, or to set it aside.
-
-    Args:
-        on_bad: what becomes of bad records.
-        has_headers: whether the source has the column ``headers``.
-    """
+def columns_to_read(on_bad: OnBad) -> tuple[str, ...]:
+    """Returns the columns of the source that are needed to name a bad record, or to set it aside."""
     if on_bad != DEAD_LETTER:
         return PLACE
-    return ("key", "value", *ORIGIN_TYPE.names, *(["headers"] if has_headers else []))
+    return ("key", "value", *ORIGIN_TYPE.names, "headers")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ Decoded values stay in Arrow batches between Kafka and Kafka. With ``on_bad="dea
 be decoded go around the function: they reach the sink unchanged, and marked for its option
 ``onInvalidRecord``. They need no packets, because no step of Spark can be between `map_in_read` and the sink.
 
+The headers of a record may name the schema of its key or value. Rows that are encoded get such headers if the
+registry's option ``schema.id.location`` says so, and lose those of the record that was read.
+
 `App.read` decodes with a step of its own before other steps (`in_read.decode`). `map_in_read` does not use
 that step, because its function may run after Spark's steps, and may encode: then rows of the function, which
 come from no single record, are marked too.
@@ -32,17 +35,20 @@ from kafka_eos_source.in_read.bad_records import (
     bad_record,
     bad_records,
 )
-from kafka_eos_source.in_read.decode import ColumnDecoder
+from kafka_eos_source.in_read.decode import RESERVED, ColumnDecoder
 from kafka_eos_source.in_read.step import ArrowFunction, no_batches
 from kafka_eos_source.protocol import records
 from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, headers_naming
 from kafka_eos_source.registry.records import Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.schema import INVALID, INVALID_TYPE, ORIGIN_TYPE
+from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, INVALID, INVALID_TYPE, KEY, ORIGIN_TYPE
 
 #: Columns of the source that say where and when a record was written.
 _ORIGIN = tuple(ORIGIN_TYPE.names)
 _MARK = pa.struct(list(arrow_schema(INVALID_TYPE)))
+#: Column with the headers of records that a step in the read adds for decoders, and takes out again.
+HIDDEN_HEADERS = f"{RESERVED}_headers"
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class ConvertedColumns:
         encodes: how to encode columns of the result, by name.
         rows: schema of the result, without the mark of invalid rows.
         on_bad: what becomes of rows that cannot be decoded.
+        headers: column of the frame with the headers of the records; None if it has none.
     """
 
     function: ArrowFunction | None
@@ -62,11 +69,18 @@ class ConvertedColumns:
     encodes: Mapping[str, Encoding]
     rows: StructType
     on_bad: OnBad = DEAD_LETTER
+    headers: str | None = None
 
     @property
     def marked(self) -> StructType:
-        """Schema of the result with the mark of invalid rows."""
-        return StructType([*self.rows.fields, StructField(INVALID, INVALID_TYPE)])
+        """Schema of the result with the mark of invalid rows, and with the headers that name schemas."""
+        return StructType([*self._rows.fields, StructField(INVALID, INVALID_TYPE)])
+
+    @property
+    def _rows(self) -> StructType:
+        if HEADERS in self.rows.names or not any(each.header for each in self.encodes.values()):
+            return self.rows
+        return StructType([*self.rows.fields, StructField(HEADERS, HEADERS_TYPE)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Applies decoders, function and encoders to the batches of one task."""
@@ -74,7 +88,7 @@ class ConvertedColumns:
 
         def decoded() -> Iterator[pa.RecordBatch]:
             for whole in batches:
-                for batch, found in _by_slices(self.decodes, whole):
+                for batch, found in _by_slices(self.decodes, whole, self.headers):
                     good, bad = self._decoded(batch, found)
                     if bad is not None:
                         undecodable.append(bad)
@@ -108,7 +122,7 @@ class ConvertedColumns:
             InvalidRecordError: if a row cannot be decoded, and that is an error.
         """
         errors: dict[int, str] = {}
-        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns = {name: batch.column(name) for name in batch.schema.names if name != HIDDEN_HEADERS}
         for name, found in decoded.items():
             columns[name] = found.values
             for row, text in found.errors.items():
@@ -126,10 +140,13 @@ class ConvertedColumns:
 
     def _around(self, bad: pa.RecordBatch, marks: pa.Array) -> pa.RecordBatch:
         """Returns undecodable rows with the columns of the result: those that have the same bytes or type."""
-        schema = arrow_schema(self.rows)
+        schema = arrow_schema(self._rows)
+        given = {name: bad.column(name) for name in bad.schema.names if name not in _ORIGIN}
+        if self.headers is not None:
+            given.setdefault(HEADERS, bad.column(self.headers))
         columns = [
-            _same(bad.column(field.name), field.type)
-            if field.name in bad.schema.names and field.name not in _ORIGIN
+            _same(given[field.name], field.type)
+            if field.name in given
             else pa.nulls(bad.num_rows, field.type)
             for field in schema
         ]
@@ -150,6 +167,12 @@ class ConvertedColumns:
             incomplete |= found.values.is_null().to_numpy(zero_copy_only=False)
             for row, text in found.errors.items():
                 errors.setdefault(row, f"column {name!r}: {text}")
+            header = self.encodes[name].header
+            if header is not None or HEADERS in columns:
+                is_present = found.values.is_valid().to_numpy(zero_copy_only=False)
+                naming = None if header is None else self.encodes[name].name
+                of_column = header or (KEY_HEADER if name == KEY else VALUE_HEADER)
+                columns[HEADERS] = headers_naming(of_column, naming, is_present, columns.get(HEADERS))
         own = columns.pop(INVALID, None)
         failed = pa.array([errors.get(row) for row in range(batch.num_rows)] if errors else [], pa.string())
         marks = _marks_of_result(own, failed if errors else None, batch.num_rows)
@@ -166,8 +189,16 @@ def converted_columns(
     frame: StructType,
     rows: StructType,
     on_bad: OnBad = DEAD_LETTER,
+    headers: str | None = None,
 ) -> ConvertedColumns:
     """Returns the function of `map_in_read` with its decoders and encoders.
+
+    Args:
+        function, on_bad, headers: as the attributes of `ConvertedColumns`.
+        decode: how to decode columns of the frame.
+        encode: in which schemas to encode columns of the result.
+        frame: schema of the frame.
+        rows: schema of the result.
 
     Raises:
         InvalidSchemaError: if the frame or the result has no such column, or it is not of bytes.
@@ -192,8 +223,14 @@ def converted_columns(
             fix="pass a function, or encode the column again.",
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
-    encodes = {name: each.encoding() for name, each in encode.items()}
-    return ConvertedColumns(function, decode, encodes, own, on_bad)
+    encodes = {name: each.encoding(is_key=name == KEY) for name, each in encode.items()}
+    if HEADERS in own.names and own[HEADERS].dataType != HEADERS_TYPE and encodes:
+        raise InvalidSchemaError(
+            f"the column {HEADERS!r} of the result is {own[HEADERS].dataType.simpleString()}; expected "
+            f"{HEADERS_TYPE.simpleString()}, because encode changes it.",
+            fix="declare it with this type.",
+        )
+    return ConvertedColumns(function, decode, encodes, own, on_bad, headers)
 
 
 def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> StructType:
@@ -209,19 +246,27 @@ def with_decoded(columns: StructType, decoders: Mapping[str, ColumnDecoder]) -> 
 
 
 def _by_slices(
-    codecs: Mapping[str, ColumnDecoder | Encoding], batch: pa.RecordBatch
+    codecs: Mapping[str, ColumnDecoder | Encoding], batch: pa.RecordBatch, headers: str | None = None
 ) -> Iterator[tuple[pa.RecordBatch, Mapping[str, Converted]]]:
     """Yields parts of a batch with their converted columns, each as large as `MOST_BYTES` allows.
 
     A column that ends a slice later than another one is converted again from there on. That happens only if
     columns are large.
+
+    Args:
+        codecs: how to convert columns, by name.
+        batch: the batch.
+        headers: column with the headers of the records, for decoders that take them; None if there is none.
     """
     at = 0
     while at < batch.num_rows or not at:
         rows = batch.num_rows - at
         found: dict[str, Converted] = {}
         for name, codec in codecs.items():
-            found[name] = next(codec.slices(batch.column(name).slice(at, rows)))
+            given = [batch.column(name)]
+            if headers is not None and not isinstance(codec, Encoding) and codec.takes_headers:
+                given.append(batch.column(headers))
+            found[name] = next(codec.slices(*(each.slice(at, rows) for each in given)))
             rows = len(found[name].values)
         yield batch.slice(at, rows), {name: each.first(rows) for name, each in found.items()}
         if not batch.num_rows:

@@ -14,7 +14,7 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
-from kafka_eos_source.spark.schema import VALUE, read_schema
+from kafka_eos_source.spark.schema import HEADERS, VALUE, read_schema
 
 #: Prefix of columns that this package adds to frames, such as that of packets.
 RESERVED = "__kafka_eos"
@@ -31,7 +31,12 @@ class ColumnDecoder(Protocol):
         """Type of the decoded values."""
         ...
 
-    def slices(self, column: pa.Array) -> Iterator[Converted]:
+    @property
+    def takes_headers(self) -> bool:
+        """Whether `slices` takes the headers of the records as its second argument."""
+        ...
+
+    def slices(self, column: pa.Array, /, *headers: pa.Array) -> Iterator[Converted]:
         """Yields the decoded values slice by slice, each as large as memory allows."""
         ...
 
@@ -58,7 +63,8 @@ class DecodedValues:
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
         """Yields the rows of consecutive slices of a batch, and why values cannot be decoded, by row."""
         names, at = self.rows.names, 0
-        for decoded in self.decoder.slices(batch.column(VALUE)):
+        headers = [batch.column(HEADERS)] if self.decoder.takes_headers else []
+        for decoded in self.decoder.slices(batch.column(VALUE), *headers):
             count = len(decoded.values)
             kept = [batch.column(name).slice(at, count) for name in names[: self.kept]]
             is_struct = pa.types.is_struct(decoded.values.type)
@@ -75,7 +81,6 @@ def decoded_values(
     what: str,
     *,
     on_bad: OnBad = FAIL,
-    has_headers: bool = False,
 ) -> RowsInRead:
     """Returns the step that decodes the values of records.
 
@@ -85,7 +90,6 @@ def decoded_values(
         keep: columns of the source to keep in front of their fields.
         what: what is decoded, for people.
         on_bad: what becomes of records whose value cannot be decoded.
-        has_headers: whether the source has the column ``headers``.
 
     Raises:
         InvalidSchemaError: if ``keep`` names no column of the source, or one that the values have too.
@@ -95,10 +99,11 @@ def decoded_values(
     source = read_schema(include_headers=True)
     nullable = [StructField(each.name, each.dataType) for each in fields]
     rows = StructType([*(source[name] for name in keep), *nullable])
-    columns = ReadColumns(tuple(ReadColumn(name, name) for name in dict.fromkeys((*keep, VALUE))))
+    read = dict.fromkeys((*keep, VALUE, *([HEADERS] if decoder.takes_headers else [])))
+    columns = ReadColumns(tuple(ReadColumn(name, name) for name in read))
     transform = DecodedValues(rows, decoder, len(keep), on_bad == NULL)
     copies = {name: name for name in keep}
-    return RowsInRead.of(transform, columns, what, copies, on_bad=on_bad, has_headers=has_headers)
+    return RowsInRead.of(transform, columns, what, copies, on_bad=on_bad)
 
 
 def check_kept(keep: Sequence[str], fields: Sequence[str]) -> None:

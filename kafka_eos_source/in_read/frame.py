@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,14 +14,16 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidOptionError, InvalidSchemaError
 from kafka_eos_source.in_read.bad_records import NULL, OnBad, check_on_bad
-from kafka_eos_source.in_read.converted_columns import converted_columns, with_decoded
+from kafka_eos_source.in_read.converted_columns import HIDDEN_HEADERS, converted_columns, with_decoded
 from kafka_eos_source.in_read.decode import ColumnDecoder
-from kafka_eos_source.in_read.lineage import lineage
+from kafka_eos_source.in_read.lineage import Lineage, lineage
 from kafka_eos_source.in_read.rows import MappedRows
 from kafka_eos_source.in_read.staged import staged_frame
 from kafka_eos_source.in_read.step import (
     ArrowFunction,
     MapInRead,
+    ReadColumn,
+    ReadColumns,
     pack,
     packed_frame_schema,
     schema_of_packed_rows,
@@ -34,6 +37,7 @@ from kafka_eos_source.registry.columns import RegistrySchema
 from kafka_eos_source.spark.arrow import arrow_schema, past_packets
 from kafka_eos_source.spark.operator_frame import spark_frame
 from kafka_eos_source.spark.pickled import to_bytes
+from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY
 from kafka_eos_source.spark.session import time_zone, warn_of_large_batches
 from kafka_eos_source.spark.worker import task_begins
 
@@ -109,16 +113,20 @@ def map_in_read(
     _check_plain(columns)
     zone = time_zone(frame.sparkSession)
     check_on_bad(on_bad)
-    decoders = {name: _decoder(name, each, zone, on_bad) for name, each in (decode or {}).items()}
+    origin = lineage(frame, frame.columns)
+    key = KEY if origin is None else _of_keys(origin.columns)
+    decoders = {name: _decoder(name, each, zone, on_bad, key) for name, each in (decode or {}).items()}
     if isinstance(function, str):
         function, rows = _of_text(function, schema, with_decoded(columns, decoders), zone)
     else:
         rows = _schema_of_result(columns, function, schema)
     sink = {} if write is None else _options_of_source(frame, write)
     if decode or encode:
-        function = converted_columns(function, decoders, encode or {}, columns, rows, on_bad)
+        headers: str | None = None
+        if any(each.takes_headers for each in decoders.values()):
+            headers, origin = _headers(columns, origin)
+        function = converted_columns(function, decoders, encode or {}, columns, rows, on_bad, headers)
         rows = function.marked
-    origin = lineage(frame, frame.columns)
     if origin is None or write is None:
         warn_of_large_batches(frame.sparkSession, "map_in_read without write= in the read")
     if origin is None:
@@ -183,10 +191,32 @@ def _check_plain(columns: StructType) -> None:
         )
 
 
-def _decoder(column: str, how: RegistrySchema | StructType | str, zone: str, on_bad: OnBad) -> ColumnDecoder:
-    """Returns what decodes a column that ``decode`` names."""
+def _headers(columns: StructType, origin: Lineage | None) -> tuple[str | None, Lineage | None]:
+    """Returns the column with the headers of the records, and the lineage of a frame that has it.
+
+    Args:
+        columns: schema of the frame.
+        origin: lineage of the frame.
+    """
+    if HEADERS in columns.names and columns[HEADERS].dataType == HEADERS_TYPE:
+        return HEADERS, origin
+    if origin is None or origin.columns.before is not None:
+        return None, origin
+    hidden = (*origin.columns.columns, ReadColumn(HIDDEN_HEADERS, HEADERS))
+    return HIDDEN_HEADERS, replace(origin, columns=replace(origin.columns, columns=hidden))
+
+
+def _of_keys(columns: ReadColumns) -> str | None:
+    """Returns the column that holds the keys of the records; None if no column does."""
+    return next((each.name for each in columns.columns if columns.column_of_source(each.name) == KEY), None)
+
+
+def _decoder(
+    column: str, how: RegistrySchema | StructType | str, zone: str, on_bad: OnBad, key: str | None
+) -> ColumnDecoder:
+    """Returns what decodes a column that ``decode`` names; ``key`` is the column of the keys."""
     if isinstance(how, RegistrySchema):
-        return how.decoding()
+        return how.decoding(is_key=column == key)
     schema = _struct(how, f"of column {column!r} in decode= of map_in_read")
     return JsonDecoding(schema, zone, partial=on_bad == NULL)
 

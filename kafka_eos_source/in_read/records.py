@@ -11,8 +11,9 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 
 from kafka_eos_source.documents.encode import JsonEncoding, KeyEncoding
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.registry.frames import headers_naming
 from kafka_eos_source.registry.records import Encoding
-from kafka_eos_source.spark.schema import KEY, VALUE
+from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY, VALUE
 from kafka_eos_source.spark.session import SessionRules
 
 
@@ -98,7 +99,10 @@ class MadeRecords:
                 "spark.sql.legacy.timeParserPolicy is LEGACY, and only Spark writes times in its old way.",
                 fix="set it to CORRECTED.",
             )
-        return cls(shape.rows(frame), shape, key, value)
+        rows = shape.rows(frame)
+        if encoding is not None and encoding.header is not None:
+            rows = rows.add(HEADERS, HEADERS_TYPE)
+        return cls(rows, shape, key, value)
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Mapping[int, str]]]:
         """Yields the records of consecutive slices of a batch, and why rows cannot be encoded, by row."""
@@ -111,6 +115,9 @@ class MadeRecords:
                 value = pc.if_else(removed, pa.scalar(None, value.type), value)
                 errors = {row: text for row, text in errors.items() if not removed[row].as_py()}
             made = {VALUE: value, **{name: rows.column(name) for name in shape.kept}}
+            if isinstance(self.value, Encoding) and self.value.header is not None:
+                is_present = value.is_valid().to_numpy(zero_copy_only=False)
+                made[HEADERS] = headers_naming(self.value.header, self.value.name, is_present)
             if shape.key is not None:
                 made[KEY] = self._key(rows, shape.key)
             yield pa.record_batch({name: made[name] for name in self.rows.names}), errors

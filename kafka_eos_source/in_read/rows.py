@@ -117,7 +117,6 @@ class RowsInRead(StepInRead):
             the input.
         on_bad: what becomes of records that this step or one before it cannot process.
         frame: id of the frame that reads (`model.ReadTask`).
-        has_headers: whether the source has the column ``headers``, which dead letters keep.
     """
 
     rows: StructType
@@ -126,7 +125,6 @@ class RowsInRead(StepInRead):
     copies: Mapping[str, str] = field(default_factory=dict)
     on_bad: OnBad = FAIL
     frame: str = ""
-    has_headers: bool = False
 
     @classmethod
     def of(
@@ -137,14 +135,13 @@ class RowsInRead(StepInRead):
         copies: Mapping[str, str] | None = None,
         *,
         on_bad: OnBad = FAIL,
-        has_headers: bool = False,
     ) -> RowsInRead:
         """Returns the step that applies a transform to columns of the source, or of another step.
 
         Args:
             transform, columns, does, copies: as the attributes.
-            on_bad, has_headers: as the attributes, for the first step after the source. Later steps take over
-                what is set there.
+            on_bad: as the attribute, for the first step after the source. Later steps take over what is set
+                there.
 
         Raises:
             InvalidOptionError: if the transform cannot be pickled.
@@ -152,8 +149,8 @@ class RowsInRead(StepInRead):
         pickled = to_bytes(transform, f"what {does}", fix="report this as a bug.")
         before, frame = columns.before, uuid.uuid4().hex
         if before is not None:
-            on_bad, frame, has_headers = before.on_bad, before.frame, before.has_headers
-        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame, has_headers)
+            on_bad, frame = before.on_bad, before.frame
+        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame)
 
     @property
     def what(self) -> str:
@@ -179,8 +176,7 @@ class RowsInRead(StepInRead):
     @property
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source, with those that a bad record's error or packet needs."""
-        more = columns_to_read(self.on_bad, has_headers=self.has_headers)
-        return tuple(dict.fromkeys((*self.columns.of_source, *more)))
+        return tuple(dict.fromkeys((*self.columns.of_source, *columns_to_read(self.on_bad))))
 
     def column_of_source(self, name: str) -> str | None:
         """Returns the column of the source that a column of the rows holds; None if it was computed."""

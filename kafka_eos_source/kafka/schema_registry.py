@@ -51,6 +51,12 @@ MOST_UNKNOWN_IDS = "schema.limit.unknown.ids"
 _MOST_UNKNOWN_IDS = 200
 #: The options of `Limits`.
 LIMITS = (RETRY_TIMEOUT, MOST_BYTES, MOST_UNKNOWN_IDS)
+#: Where a query writes the names of schemas, and whether it looks for them in headers.
+ID_LOCATION = "schema.id.location"
+HEADER, PAYLOAD = "header", "payload"
+#: Length of the ids in front of payloads that are read.
+ID_BYTES = "schema.id.bytes"
+_ID_BYTES = ("4", "8")
 _ANSWER_SECONDS = 10
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -179,8 +185,8 @@ class SchemaRegistry:
 
     Args:
         options: the properties of Confluent's client (``url``, ``basic.auth.user.info``, ``ssl.ca.location``,
-            …), `RETRY_TIMEOUT`, `ALLOW_HTTP`, `MOST_BYTES` and `MOST_UNKNOWN_IDS`. A name with the suffix
-            ``.env`` gives the name of an environment variable that contains the value.
+            …), `RETRY_TIMEOUT`, `ALLOW_HTTP`, `MOST_BYTES`, `MOST_UNKNOWN_IDS`, `ID_LOCATION` and `ID_BYTES`.
+            A name with the suffix ``.env`` gives the name of an environment variable with the value.
 
     Raises:
         InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
@@ -188,6 +194,10 @@ class SchemaRegistry:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         settings = from_environment(options)
+        id_location(settings)
+        id_bytes(settings)
+        for name in (ID_LOCATION, ID_BYTES):
+            settings.pop(name, None)
         self._secrets = _secrets(settings)
         self.limits = Limits.of(settings)
         self.url = shown_urls(str(settings.get("url", "")))
@@ -210,6 +220,13 @@ class SchemaRegistry:
         if isinstance(schema_id, UUID):
             ask, key = self._client.get_schema_by_guid, str(schema_id)
         return self._call(lambda: _stored(schema_id, ask(key)), f"schema id {schema_id}")
+
+    def guid_of(self, schema_id: int) -> UUID | None:
+        """Returns the GUID of a schema; None if the registry tells none. Raises the errors of `by_id`."""
+        what = f"the subjects of schema id {schema_id}"
+        for each in self._call(lambda: self._client.get_schema_versions(schema_id, limit=1), what):
+            return self.by_version(each.subject, each.version).guid
+        return None
 
     def by_version(self, subject: str, version: int | None = None) -> StoredSchema:
         """Returns a version of a subject, by default the latest. Raises the errors of `by_id`."""
@@ -314,6 +331,38 @@ class SchemaRegistry:
             f"{reason(failure, self._secrets)}.",
             fix="correct what the registry complains about.",
         )
+
+
+def id_location(options: Mapping[str, Any]) -> str | None:
+    """Returns the value of the option `ID_LOCATION`; None if it is not set.
+
+    Raises:
+        InvalidOptionError: if it has another value.
+    """
+    found = options.get(ID_LOCATION)
+    if found in (None, HEADER, PAYLOAD):
+        return found
+    raise InvalidOptionError(
+        f"option {ID_LOCATION!r} of the schema registry has the value {found!r}; expected {HEADER!r}, to "
+        f"write GUIDs into headers, or {PAYLOAD!r}, to look for ids only in front of payloads.",
+        fix="leave it out to read both, and to write ids in front of payloads.",
+    )
+
+
+def id_bytes(options: Mapping[str, Any]) -> int:
+    """Returns the value of the option `ID_BYTES`.
+
+    Raises:
+        InvalidOptionError: if it is not 4 or 8.
+    """
+    found = str(options.get(ID_BYTES, "4"))
+    if found in _ID_BYTES:
+        return int(found)
+    raise InvalidOptionError(
+        f"option {ID_BYTES!r} of the schema registry has the value {found!r}; expected 4, or 8 for records "
+        "of Apicurio's Legacy8ByteIdHandler.",
+        fix="leave it out for 4.",
+    )
 
 
 def shown_urls(urls: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_eos_source.spark.schema import read_schema
+from kafka_eos_source.spark.schema import HEADERS, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -54,7 +54,7 @@ def task_read(options: ReadOptions) -> TaskRead:
             "isolation.level": options.isolation_level,
             MOST_DECOMPRESSED: str(options.most_decompressed_bytes),
         },
-        include_headers=options.include_headers,
+        include_headers=options.include_headers if step is None else HEADERS in step.of_source,
         columns=options.columns if step is None else step.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,

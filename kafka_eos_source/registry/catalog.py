@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 from kafka_eos_source.errors import InvalidSchemaError, OperatorError, SchemaNotFoundError
 from kafka_eos_source.kafka.schema_registry import (
@@ -211,6 +212,10 @@ class Catalog:
         """Returns a version of a subject, as it is stored and with what it imports; None = the latest."""
         stored = self.registry.by_version(subject, version)
         return stored, self.schema(stored)
+
+    def guid_of(self, schema_id: int) -> UUID | None:
+        """Returns the GUID of an id; None if the registry does not tell it."""
+        return self.registry.guid_of(schema_id) if isinstance(self.registry, SchemaRegistry) else None
 
     def registered(self, subject: str, schema: Schema, *, register: bool) -> StoredSchema:
         """Returns a schema without references as it is stored under a subject.

@@ -14,15 +14,23 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.kafka.schema_registry import SchemaId, StoredSchema
+from kafka_eos_source.kafka.schema_registry import (
+    HEADER,
+    ID_LOCATION,
+    PAYLOAD,
+    SchemaId,
+    StoredSchema,
+    id_bytes,
+    id_location,
+)
 from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec, glue
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
-from kafka_eos_source.registry.frames import Naming
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Naming, headers_naming
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
-from kafka_eos_source.spark.schema import invalid_record, record_place
+from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY, invalid_record, record_place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -40,6 +48,7 @@ class RegistrySchema:
         schema: the schema with everything that it imports.
         schema_id: its id; None if it is only for reading, and was given as text.
         guid: its GUID; None if the registry has not told it.
+        is_key: whether it is for keys, whose schemas other headers name than those of values.
         message: full name of the message type in a Protobuf schema; None = its first.
         is_stored: whether ``schema`` is what the registry has under this id. A schema that was given as text
             may differ, for example in its documentation.
@@ -51,6 +60,7 @@ class RegistrySchema:
     message: str | None = None
     is_stored: bool = True
     guid: UUID | None = None
+    is_key: bool = False
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
@@ -75,26 +85,52 @@ class RegistrySchema:
                 fix="read with a reader schema without the field of that type: schema='…'.",
             ) from error
 
-    def decoding(self) -> Decoding:
-        """Returns how to decode a column, with this schema as the reader schema."""
+    def decoding(self, *, is_key: bool = False) -> Decoding:
+        """Returns how to decode a column, with this schema as the reader schema.
+
+        Args:
+            is_key: whether the column has the keys of records; always if the schema is for keys.
+        """
         ids = (self.schema_id, self.guid) if self.is_stored else ()
         known = tuple(each for each in ids if each is not None)
-        naming = Naming(header=None, is_glue=True) if glue.is_glue(self.registry) else Naming()
+        if glue.is_glue(self.registry):
+            naming = Naming(header=None, is_glue=True)
+        else:
+            header = None if id_location(self.registry) == PAYLOAD else self._header(is_key)
+            naming = Naming(header, id_bytes(self.registry))
         return Decoding(self.registry, self.schema, self.message, self.arrow_type, known, naming)
 
-    def encoding(self) -> Encoding:
+    def encoding(self, *, is_key: bool = False) -> Encoding:
         """Returns how to encode a column.
 
+        Args:
+            is_key: as in `decoding`.
+
         Raises:
-            InvalidOptionError: if the schema has no id.
+            InvalidOptionError: if the schema has no id, or no GUID for a header.
         """
         if self.schema_id is None:
             raise InvalidOptionError(
                 "the schema to write with was given as text, without a subject under which it is registered.",
                 fix="name the subject, for example with topic='flights', so that the schema has an id.",
             )
-        compression = glue.compression(self.registry) if glue.is_glue(self.registry) else None
-        return Encoding(self.schema_id, self.schema, self.message, compression)
+        if glue.is_glue(self.registry):
+            return Encoding(
+                self.schema_id, self.schema, self.message, glue_compression=glue.compression(self.registry)
+            )
+        if id_location(self.registry) != HEADER:
+            return Encoding(self.schema_id, self.schema, self.message)
+        if self.guid is None:
+            raise InvalidOptionError(
+                f"option {ID_LOCATION!r} of the schema registry is {HEADER!r}, but the registry does not "
+                f"tell the GUID of schema id {self.schema_id}.",
+                fix=f"leave out {ID_LOCATION!r}; or use a registry that has GUIDs, such as that of Confluent "
+                "Platform 8 or Confluent Cloud.",
+            )
+        return Encoding(self.guid, self.schema, self.message, self._header(is_key))
+
+    def _header(self, is_key: bool) -> str:
+        return KEY_HEADER if is_key or self.is_key else VALUE_HEADER
 
 
 def registry_schema(
@@ -124,9 +160,10 @@ def registry_schema(
         topic: name of the topic.
         record: full name of the record or message type.
         subject: name of the subject, instead of ``topic`` and ``record``.
-        is_key: whether the column is the key of the record, for TopicNameStrategy.
+        is_key: whether the column is the key of the record, for TopicNameStrategy, and for the header that
+            may name the schema.
         version: version of the subject.
-        schema_id: id of the schema; for AWS Glue, the UUID of a version.
+        schema_id: id of the schema, or its GUID; for AWS Glue, the UUID of a version.
         schema: the schema itself, as text, or as a Spark type from which it is derived. To write with it, it
             must be registered under the subject, or ``register`` be set.
         schema_type: the format of ``schema``: AVRO, PROTOBUF or JSON.
@@ -185,8 +222,12 @@ def registry_schema(
             "no schema is named.",
             fix="give topic, record or subject for a subject's latest version, or schema_id, or schema.",
         )
-    own_id, guid = (own_id, None) if stored is None else (stored.schema_id, stored.guid)
-    selected = RegistrySchema(options, found, own_id, message, schema is None, guid)
+    guid = own_id if isinstance(own_id, UUID) else None
+    if stored is not None:
+        own_id, guid = stored.schema_id, stored.guid
+    elif isinstance(own_id, int) and id_location(options) == HEADER:
+        guid = catalog.guid_of(own_id)
+    selected = RegistrySchema(options, found, own_id, message, schema is None, guid, is_key)
     _ = selected.spark_type  # fails now, and not in a task
     return selected
 
@@ -238,6 +279,7 @@ def from_registry(
     column: Column | str,
     registry: Registry | RegistrySchema,
     *,
+    headers: Column | str | None = None,
     mode: Mode = "fail",
     located: bool = True,
     **schema: Any,
@@ -251,8 +293,12 @@ def from_registry(
         frame.select("key", from_registry("value", "http://registry:8081", topic="flights").alias("flight"))
 
     Args:
-        column: the messages, with the magic byte and the schema id in front. Null stays null.
+        column: the messages. Null stays null.
         registry: URL or options of the registry, or what `registry_schema` returned.
+        headers: the column ``headers`` of the source, which it has with ``includeHeaders=true``. If a record
+            has the header ``__value_schema_id`` (of a key: ``__key_schema_id``), this names its schema, and
+            else the bytes in front of the payload. None if no headers do. For keys, name the column "key", or
+            set ``is_key=True``.
         mode: what an undecodable message does: "fail" makes the query fail; "permissive" makes the column a
             struct of ``value`` and ``error``, of which one is null. See `undecodable_record`.
         located: whether the error of the mode "fail" names topic, partition and offset, from the columns of
@@ -264,13 +310,19 @@ def from_registry(
             `registry_schema`, or if this version of PySpark has no Arrow UDFs.
     """
     selected = _selected(registry, schema)
-    decoding = selected.decoding()
+    decoding = selected.decoding(is_key=column == KEY if isinstance(column, str) else False)
 
     def decode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for messages in batches:
             yield from map(_with_errors, decoding.slices(messages))
 
-    return _column(decode, column, selected.spark_type, mode, "decoded", located)
+    def decode_both(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        for messages, own in batches:
+            yield from map(_with_errors, decoding.slices(messages, own))
+
+    if headers is None:
+        return _column(decode, [column], selected.spark_type, mode, "decoded", located)
+    return _column(decode_both, [column, headers], selected.spark_type, mode, "decoded", located)
 
 
 def to_registry(
@@ -288,6 +340,11 @@ def to_registry(
         late = to_registry(struct("flight", "delay"), "http://registry:8081", topic="late")
         rows.select(late.alias("value"))
 
+    If the registry's option ``schema.id.location`` is ``header``, the result is a struct of ``value`` (of
+    ``key`` with ``is_key=True``), which is the payload alone, and of ``headers``, which name its schema::
+
+        rows.select(late.alias("late")).select("late.*")
+
     Args:
         column: the values; a struct for a record. Null stays null.
         registry: URL or options of the registry, or what `registry_schema` returned.
@@ -301,13 +358,29 @@ def to_registry(
         InvalidOptionError, InvalidSchemaError, SchemaNotFoundError, RegistryUnavailableError: as
             `registry_schema`, or if this version of PySpark has no Arrow UDFs.
     """
-    encoding = _selected(registry, schema).encoding()
+    selected = _selected(registry, schema)
+    encoding = selected.encoding()
 
     def encode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for values in batches:
             yield from map(_with_errors, encoding.slices(values))
 
-    return _column(encode, column, BinaryType(), mode, "encoded", located)
+    if encoding.header is None:
+        return _column(encode, [column], BinaryType(), mode, "encoded", located)
+    name, header = encoding.name, encoding.header
+
+    def encode_with_header(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        for values in batches:
+            for made in encoding.slices(values):
+                is_present = made.values.is_valid().to_numpy(zero_copy_only=False)
+                both = [made.values, headers_naming(header, name, is_present)]
+                record = pa.StructArray.from_arrays(both, type_.names, mask=pa.array(~is_present))
+                yield _with_errors(Converted(record, made.errors))
+
+    type_ = StructType(
+        [StructField(KEY if selected.is_key else VALUE, BinaryType()), StructField(HEADERS, HEADERS_TYPE)]
+    )
+    return _column(encode_with_header, [column], type_, mode, "encoded", located)
 
 
 def undecodable_record(*columns: str) -> Column:
@@ -342,8 +415,8 @@ def _selected(registry: Registry | RegistrySchema, schema: dict[str, Any]) -> Re
 
 
 def _column(
-    function: Callable[[Iterator[pa.Array]], Iterator[pa.Array]],
-    column: Column | str,
+    function: Callable[[Iterator[Any]], Iterator[pa.Array]],
+    columns: list[Column | str],
     type_: DataType,
     mode: str,
     done: str,
@@ -368,7 +441,8 @@ def _column(
     returned = StructType([StructField(VALUE, type_), StructField(ERROR, StringType())])
     # The function has iterators, because one array of Spark may become several when it is decoded. Spark
     # learns that from the type hints.
-    result: Column = arrow_udf(function, returned)(f.col(column) if isinstance(column, str) else column)
+    given = (f.col(each) if isinstance(each, str) else each for each in columns)
+    result: Column = arrow_udf(function, returned)(*given)
     if mode == "permissive":
         return result
     # The JVM raises the error, and only for rows whose value is used: Spark calls Python functions for all

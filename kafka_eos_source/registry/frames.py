@@ -22,6 +22,7 @@ share one writer schema.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -29,6 +30,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kafka_eos_source.documents.converted import MOST_BYTES
 from kafka_eos_source.kafka.schema_registry import SchemaId
@@ -125,10 +127,12 @@ class Naming:
 
     Attributes:
         header: name of the header in which a name may be; None if headers are not looked at.
+        id_bytes: length of the ids in front of payloads: 4; 8 as Apicurio's Legacy8ByteIdHandler writes them.
         is_glue: whether the records have the form of AWS Glue.
     """
 
     header: str | None = VALUE_HEADER
+    id_bytes: int = _ID_BYTES
     is_glue: bool = False
 
 
@@ -145,6 +149,7 @@ class Framed:
         has_headers: whether the headers of the records are at hand.
         names: the headers that name schemas, for the rows `named`; None if there are none.
         named: numbers of the rows that have such a header, ascending.
+        foreign: rows whose headers name a schema of another registry, and which.
         damaged: errors of rows that cannot be decompressed; these are null in ``messages``.
     """
 
@@ -153,6 +158,7 @@ class Framed:
     has_headers: bool = False
     names: Messages | None = None
     named: Rows | None = None
+    foreign: dict[int, str] = field(default_factory=dict)
     damaged: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -180,14 +186,18 @@ class Framed:
             return cls(messages, naming, damaged=damaged)
         if headers is None or naming.header is None:
             return cls(messages, naming)
-        rows, values = _Headers.of(headers).last(naming.header)
-        if not len(rows):
+        found = _Headers.of(headers)
+        if not len(found.entries):
             return cls(messages, naming, has_headers=True)
-        is_named = np.zeros(len(messages.column), bool)
-        is_named[messages.present] = True
-        own = is_named[rows]
-        names = Messages.of(values.filter(pa.array(own)))
-        return cls(messages, naming, True, names, rows[own])
+        is_present = np.zeros(len(messages.column), bool)
+        is_present[messages.present] = True
+        rows, values = found.last(naming.header)
+        own = is_present[rows]
+        is_present[rows] = False
+        foreign = {row: text for row, text in _foreign(found, naming.header).items() if is_present[row]}
+        if not len(rows):
+            return cls(messages, naming, True, foreign=foreign)
+        return cls(messages, naming, True, Messages.of(values.filter(pa.array(own))), rows[own], foreign)
 
     def frames(self) -> tuple[list[Frame], dict[int, str]]:
         """Groups the rows by the schema that they name.
@@ -198,11 +208,33 @@ class Framed:
         rows = self.messages.present
         if self.naming.is_glue:
             return self._named_by_glue(rows)
+        if self.foreign:
+            rows = np.setdiff1d(rows, np.array(list(self.foreign)), assume_unique=True)
         if self.named is None or self.names is None:
-            return self._named_in_front(rows)
+            groups, errors = self._named_in_front(rows)
+            return groups, errors | self.foreign
         groups, errors = self._named_in_front(np.setdiff1d(rows, self.named, assume_unique=True))
         more, others = self._named_in_headers(self.names, self.named)
-        return sorted([*groups, *more], key=lambda each: int(each.rows[0])), errors | others
+        groups = sorted([*groups, *more], key=lambda each: int(each.rows[0]))
+        return groups, errors | others | self.foreign
+
+    def suspicion(self, frame: Frame) -> str:
+        """Returns what the rows of a frame may be whose schema the registry does not have; "" if nothing."""
+        if frame.in_header or self.naming.is_glue:
+            return ""
+        row = int(frame.rows[0])
+        found = self.messages.beginning(row)
+        if frame.schema_id == 0 and len(found) > 8 and any(found[5:9]):
+            number = int.from_bytes(found[1:9], "big")
+            return (
+                f"; the message looks as if Apicurio's serializer had written the id {number} with 8 bytes "
+                "(Legacy8ByteIdHandler): if so, set 'schema.id.bytes' of the registry to 8"
+            )
+        if _AZURE_FRAME.match(found):
+            return "; the message looks as if it began with the frame of an old serializer of Azure"
+        if not self.has_headers:
+            return f"; {self._in_header()}"
+        return ""
 
     def paths(self, frame: Frame) -> tuple[list[Frame], dict[int, str]]:
         """Groups the rows of a frame of Protobuf further, by the path of the message type.
@@ -221,7 +253,7 @@ class Framed:
 
     def _named_in_front(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
         """Groups rows whose names are in front of their payloads."""
-        groups, unknown, errors = _names(self.messages, rows, rows, in_header=False)
+        groups, unknown, errors = _names(self.messages, rows, rows, self.naming.id_bytes)
         for at in unknown.tolist():
             errors[at] = self._unknown(at)
         return groups, errors
@@ -234,8 +266,7 @@ class Framed:
         is_framed[is_framed] = where.data[where.begins[rows[is_framed]] + 1] == glue.PLAIN
         errors = dict(self.damaged)
         for row in rows[~is_framed].tolist():
-            length = int(where.ends[row] - where.begins[row])
-            errors[row] = glue.no_frame(where.beginning(row), length)
+            errors[row] = _not_of_glue(where.beginning(row), int(where.ends[row] - where.begins[row]))
         rows = rows[is_framed]
         found = _guids(where, where.begins[rows] + 1, rows, in_header=False)
         return [replace(each, start=glue.HEADER_BYTES) for each in found], errors
@@ -258,12 +289,103 @@ class Framed:
             return "the message is empty; expected the magic byte and a schema id"
         found = self.messages.beginning(row)
         if found[0] in (_ID, _GUID):
-            least = 1 + (_ID_BYTES if found[0] == _ID else _GUID_BYTES)
+            least = 1 + (self.naming.id_bytes if found[0] == _ID else _GUID_BYTES)
             return f"the message has {length} bytes; expected at least {least} for magic byte and schema id"
-        return (
+        text = (
             "the message does not begin with the magic byte 0x00 of a schema registry, but with "
             f"{found[0]:#04x}"
         )
+        looks, is_certain = _looks_like(found, length)
+        text += f"; it looks like {looks}" if looks else ""
+        return text if is_certain else f"{text}; {self._in_header()}"
+
+    def _in_header(self) -> str:
+        """Returns what is known about a header that may name the schema of a record."""
+        if self.has_headers:
+            return f"its record has no header {self.naming.header!r}, which could name its schema"
+        return (
+            f"an id in the header {self.naming.header or VALUE_HEADER!r} is not seen here: pass headers= to "
+            "from_registry, or select the column 'headers' for map_in_read"
+        )
+
+
+_AZURE = "Azure Schema Registry, which kafka-eos cannot ask"
+_APICURIO = (
+    "Apicurio's headers, which kafka-eos does not read; the producer's settings "
+    "'apicurio.registry.headers.enabled=false' and 'apicurio.registry.id-handler="
+    "io.apicurio.registry.serde.Default4ByteIdHandler' name schemas as Confluent's serializers do"
+)
+#: Headers in which other registries name schemas, by `Naming.header`; how the value begins; and whose it is.
+_FOREIGN: dict[str, tuple[tuple[str, str, str], ...]] = {
+    VALUE_HEADER: (
+        ("content-type", "avro/binary+", _AZURE),
+        ("apicurio.value.globalId", "", _APICURIO),
+        ("apicurio.value.contentId", "", _APICURIO),
+        ("apicurio.value.artifactId", "", _APICURIO),
+    ),
+    KEY_HEADER: (
+        ("apicurio.key.globalId", "", _APICURIO),
+        ("apicurio.key.contentId", "", _APICURIO),
+        ("apicurio.key.artifactId", "", _APICURIO),
+    ),
+}
+#: What serializers of Azure wrote before they wrote headers: four zeros, and the schema id as text.
+_AZURE_FRAME = re.compile(rb"\0{4}[0-9a-f]{32}")
+
+
+def _foreign(headers: _Headers, header: str) -> dict[int, str]:
+    """Returns the rows whose headers name a schema of another registry, and which, for errors."""
+    found: dict[int, str] = {}
+    for name, beginning, whose in _FOREIGN[header]:
+        rows, values = headers.last(name)
+        if len(rows) and beginning:
+            rows = rows[pc.starts_with(values, beginning).to_numpy(zero_copy_only=False)]
+        for row in rows.tolist():
+            found.setdefault(row, f"the header {name!r} names the schema in {whose}")
+    return found
+
+
+def _not_of_glue(found: bytes, length: int) -> str:
+    """Returns the error of a message that does not begin with a frame of Glue.
+
+    Args:
+        found: its first bytes.
+        length: its length in bytes.
+    """
+    if not length:
+        return "the message is empty; expected the frame of AWS Glue"
+    if found[0] != glue.MAGIC:
+        looks = _looks_like(found, length)[0]
+        if found[0] in (_ID, _GUID) and length > _ID_BYTES:
+            looks = "a message of another schema registry than AWS Glue"
+        text = f"the message does not begin with 0x03, the first byte of AWS Glue's, but with {found[0]:#04x}"
+        return f"{text}; it looks like {looks}" if looks else text
+    if length < glue.HEADER_BYTES:
+        return f"the message has {length} bytes; expected at least {glue.HEADER_BYTES}, as AWS Glue's have"
+    return f"the message has the compression byte {found[1]:#04x}; expected 0x00 (none) or 0x05 (zlib)"
+
+
+def _looks_like(found: bytes, length: int) -> tuple[str, bool]:
+    """Returns what a message without a known frame looks like, and whether that is certain.
+
+    Args:
+        found: its first bytes.
+        length: its length in bytes.
+    """
+    if found[0] == glue.MAGIC and found[1:2] in (b"\0", b"\5") and length >= glue.HEADER_BYTES:
+        fix = f"set 'url' of the registry to {glue.SCHEME} and its name"
+        return f"a message of AWS Glue Schema Registry: {fix}", True
+    if found.startswith(b"Obj\1"):
+        return "an Avro container file, which contains its schema", True
+    if found.startswith(b"\xc3\1") and length >= 10:
+        return "Avro's single-object encoding, which names its schema by a fingerprint", True
+    if found[1:13] == b"avro/binary+":
+        return "a message of Azure Schema Registry, written by Kafka Streams", True
+    if found.lstrip()[:1] in (b"{", b"["):
+        return "a JSON document without a frame; app.read(schema=…) reads such documents", False
+    if found[0] in (0x08, 0x0A) and length > 2 and (found[0] == 0x08 or found[1] <= length - 2):
+        return "a Protobuf message without a frame", False
+    return "", False
 
 
 class _Headers:
@@ -271,6 +393,9 @@ class _Headers:
 
     Args:
         headers: the column; it has the type of the source's column ``headers``.
+
+    Attributes:
+        entries: the headers of all rows, one after the other.
     """
 
     def __init__(self, headers: pa.Array) -> None:
@@ -281,8 +406,8 @@ class _Headers:
             starts = np.frombuffer(headers.buffers()[1], np.int32)
             self._starts = starts[headers.offset : headers.offset + len(headers) + 1].astype(np.int64)
         first, past = int(self._starts[0]), int(self._starts[-1])
-        self._entries = headers.values.slice(first, past - first)
-        self._names = Messages.of(self._entries.field("key").view(pa.binary())) if past > first else None
+        self.entries = headers.values.slice(first, past - first)
+        self._names = Messages.of(self.entries.field("key").view(pa.binary())) if past > first else None
 
     @classmethod
     def of(cls, headers: pa.Array) -> _Headers:
@@ -294,23 +419,67 @@ class _Headers:
 
         Rows whose last header has no value are left out.
         """
-        none = np.zeros(0, np.int64), pa.array([], pa.binary())
-        if self._names is None:
-            return none
-        wanted = name.encode()
-        places = np.flatnonzero(self._names.ends - self._names.begins == len(wanted))
-        for at, byte in enumerate(wanted):
-            if not len(places):
-                return none
-            places = places[self._names.data[self._names.begins[places] + at] == byte]
-        rows = np.searchsorted(self._starts, places + self._starts[0], side="right") - 1
-        is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
+        places = self.places(name)
+        if not len(places):
+            return places, pa.array([], pa.binary())
+        rows = self.rows_of(places)
+        is_last = np.append(rows[1:] != rows[:-1], True)
         rows, places = rows[is_last], places[is_last]
-        _, values = self._entries.take(pa.array(places)).flatten()
+        _, values = self.entries.take(pa.array(places)).flatten()
         kept = values.is_valid().to_numpy(zero_copy_only=False)
         if self._column.null_count:
             kept &= self._column.is_valid().to_numpy(zero_copy_only=False)[rows]
         return (rows, values) if kept.all() else (rows[kept], values.filter(pa.array(kept)))
+
+    def places(self, name: str) -> Rows:
+        """Returns the positions among `entries` of the headers of this name, ascending."""
+        if self._names is None:
+            return np.zeros(0, np.int64)
+        wanted = name.encode()
+        found = np.flatnonzero(self._names.ends - self._names.begins == len(wanted))
+        for at, byte in enumerate(wanted):
+            if not len(found):
+                break
+            found = found[self._names.data[self._names.begins[found] + at] == byte]
+        return found
+
+    def rows_of(self, places: Rows) -> Rows:
+        """Returns the row of each position among `entries`."""
+        found: Rows = np.searchsorted(self._starts, places + self._starts[0], side="right") - 1
+        return found
+
+
+def headers_naming(
+    header: str, name: bytes | None, present: npt.NDArray[np.bool_], others: pa.Array | None = None
+) -> pa.Array:
+    """Returns the headers of records, of which one names their schema.
+
+    Args:
+        header: the header that names the schema.
+        name: its value; None if the schema is named in front of the payload, so that no header may name one.
+        present: which records have a payload; the others get no such header.
+        others: their other headers, among which those of that name are left out; None if there are none.
+    """
+    rows = np.flatnonzero(present) if name is not None else np.zeros(0, np.int64)
+    own = _repeated(header.encode(), len(rows), pa.string()), _repeated(name or b"", len(rows), pa.binary())
+    entries = pa.StructArray.from_arrays(own, fields=list(HEADERS_ARROW.value_type))
+    if others is not None:
+        given = _Headers.of(others)
+        kept = np.setdiff1d(np.arange(len(given.entries)), given.places(header), assume_unique=True)
+        of_row = np.concatenate([given.rows_of(kept), rows])
+        order = np.argsort(of_row, kind="stable")
+        entries = pa.concat_arrays([given.entries.take(pa.array(kept)), entries]).take(pa.array(order))
+        rows = of_row
+    counts = np.bincount(rows, minlength=len(present))
+    starts = np.zeros(len(present) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return pa.ListArray.from_arrays(pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(counts == 0))
+
+
+def _repeated(value: bytes, times: int, type_: pa.DataType) -> pa.Array:
+    """Returns a column with the same text or bytes in each row."""
+    ends = np.arange(times + 1, dtype=np.int32) * np.int32(len(value))
+    return pa.Array.from_buffers(type_, times, [None, pa.py_buffer(ends), pa.py_buffer(value * times)])
 
 
 def frame_prefix(schema_id: SchemaId, path: Sequence[int] = ()) -> bytes:
@@ -332,7 +501,7 @@ def frame_prefix(schema_id: SchemaId, path: Sequence[int] = ()) -> bytes:
 
 
 def _names(
-    where: Messages, at: Rows, rows: Rows, *, in_header: bool
+    where: Messages, at: Rows, rows: Rows, id_bytes: int = _ID_BYTES, *, in_header: bool = False
 ) -> tuple[list[Frame], Rows, dict[int, str]]:
     """Groups rows by the names with which bytes begin.
 
@@ -340,6 +509,7 @@ def _names(
         where: bytes that begin with names.
         at: which of them to read.
         rows: numbers of the rows that these name a schema for.
+        id_bytes: length of an id.
         in_header: whether the bytes are headers.
 
     Returns:
@@ -354,28 +524,30 @@ def _names(
     else:
         magic = np.zeros(len(at), np.uint8)
         magic[lengths > 0] = where.data[begins[lengths > 0]]
-    is_id = (magic == _ID) & (lengths > _ID_BYTES)
+    is_id = (magic == _ID) & (lengths > id_bytes)
     if is_id.all():
-        groups, errors = _ids(where, begins, rows, in_header)
+        groups, errors = _ids(where, begins, rows, id_bytes, in_header)
         return groups, at[:0], errors
     is_guid = (magic == _GUID) & (lengths > _GUID_BYTES)
-    groups, errors = _ids(where, begins[is_id], rows[is_id], in_header)
+    groups, errors = _ids(where, begins[is_id], rows[is_id], id_bytes, in_header)
     groups += _guids(where, begins[is_guid], rows[is_guid], in_header)
     return sorted(groups, key=lambda each: int(each.rows[0])), at[~(is_id | is_guid)], errors
 
 
-def _ids(where: Messages, begins: Rows, rows: Rows, in_header: bool) -> tuple[list[Frame], dict[int, str]]:
+def _ids(
+    where: Messages, begins: Rows, rows: Rows, id_bytes: int, in_header: bool
+) -> tuple[list[Frame], dict[int, str]]:
     """Groups rows by the schema ids behind the magic bytes."""
     errors: dict[int, str] = {}
     ids = np.zeros(len(rows), np.int64)
-    for place in range(1, 1 + _ID_BYTES):
+    for place in range(1, 1 + id_bytes):
         ids = (ids << 8) | where.data[begins + place]
-    large = ids > _LARGEST_ID
+    large = (ids > _LARGEST_ID) | (ids < 0)
     if large.any():
         for row, schema_id in zip(rows[large].tolist(), ids[large].tolist(), strict=True):
             errors[row] = f"the message has the schema id {schema_id}; ids of a registry end at {_LARGEST_ID}"
         rows, ids = rows[~large], ids[~large]
-    start = 0 if in_header else 1 + _ID_BYTES
+    start = 0 if in_header else 1 + id_bytes
     found = [Frame(int(ids[each[0]]), start, rows[each], (), in_header) for each in _groups(ids)]
     return found, errors
 

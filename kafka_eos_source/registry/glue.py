@@ -389,24 +389,6 @@ def header(version_id: SchemaId, compression: str) -> bytes:
     return bytes([MAGIC, _BYTES[compression]]) + version_id.bytes
 
 
-def no_frame(message: bytes, length: int) -> str:
-    """Returns the error of a message that does not begin as Glue's do.
-
-    Args:
-        message: its first bytes.
-        length: its length.
-    """
-    if not length:
-        return "the message is empty; expected the frame of AWS Glue"
-    if message[0] != MAGIC:
-        is_other = message[0] in (0, 1) and length > len(message[:1]) + 4
-        other = ", as those of Confluent's Schema Registry do" if is_other else ""
-        return f"the message begins with {message[0]:#04x}{other}; expected 0x03, the frame of AWS Glue"
-    if length < HEADER_BYTES:
-        return f"the message has {length} bytes; expected at least {HEADER_BYTES} for the frame of AWS Glue"
-    return f"the message has the compression byte {message[1]:#04x}; expected 0x00 (none) or 0x05 (zlib)"
-
-
 def decompressed(message: memoryview, most_bytes: int) -> bytes | str | None:
     """Returns a compressed message without compression.
 

@@ -127,7 +127,8 @@ class Decoding:
         for group in groups:
             writer = schemas[group.schema_id]
             if isinstance(writer, str):
-                errors.update(dict.fromkeys(group.rows.tolist(), shortened(writer)))
+                text = shortened(writer + framed.suspicion(group))
+                errors.update(dict.fromkeys(group.rows.tolist(), text))
                 continue
             parts = [group]
             if writer.format == "PROTOBUF":
@@ -340,16 +341,28 @@ class Encoding:
     """How to encode a column; travels to Spark's workers, which do not call the registry for it.
 
     Attributes:
-        schema_id: id of the schema.
+        schema_id: id or GUID of the schema.
         schema: the schema.
         message: full name of the message type in a Protobuf schema; None = its first.
+        header: name of the header that names the schema; None = its id is in front of each payload.
         glue_compression: ``none`` or ``zlib`` for the form of AWS Glue; None for Confluent's.
     """
 
     schema_id: SchemaId
     schema: Schema
     message: str | None = None
+    header: str | None = None
     glue_compression: str | None = None
+
+    @property
+    def name(self) -> bytes:
+        """What names the schema, and the message in it."""
+        if self.glue_compression is None:
+            return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
+        name = glue.header(self.schema_id, self.glue_compression)
+        if self.schema.format != "PROTOBUF":
+            return name
+        return name + codec.varint(codec.message_number(self.schema, self.message))
 
     def slices(self, values: pa.Array) -> Iterator[Converted]:
         """Encodes values slice by slice. Raises the errors of `encode`."""
@@ -366,21 +379,14 @@ class Encoding:
         key = (self, values.type)
         known = _encoders.get(key)
         if known is None:
-            known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), self._prefix())
+            prefix = self.name if self.header is None else b""
+            known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), prefix)
         encoder, prefix = known
         if self.glue_compression != "zlib":
             return encoder.encode(values, prefix, most_bytes)
         header, number = prefix[: glue.HEADER_BYTES], prefix[glue.HEADER_BYTES :]
         found = encoder.encode(values, number, most_bytes)
         return Converted(glue.compressed(found.values, header), found.errors)
-
-    def _prefix(self) -> bytes:
-        """Returns what stands in front of each payload."""
-        if self.glue_compression is None:
-            return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
-        is_protobuf = self.schema.format == "PROTOBUF"
-        number = codec.varint(codec.message_number(self.schema, self.message)) if is_protobuf else b""
-        return glue.header(self.schema_id, self.glue_compression) + number
 
 
 #: Encoders of this process, and the frame of their messages.

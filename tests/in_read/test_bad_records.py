@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +35,7 @@ from kafka_eos_source.state import aggregates as agg
 from kafka_eos_source.state import shard_rows
 from kafka_eos_source.state.vector.in_read import AggregateInRead
 
-READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1", "includeHeaders": "true"}
+READ = {"subscribe": "t", "kafka.bootstrap.servers": "h:1"}
 HALF = StructType([StructField("half", LongType()), StructField("key", BinaryType())])
 TASK = ReadTask("f", "p", 0, 1)
 STRUCT = pa.struct([("n", pa.int64())])
@@ -47,6 +47,7 @@ class Digits:
     """Decodes digits, three values in a slice, as `documents.decode.JsonDecoding` decodes JSON."""
 
     arrow_type: pa.DataType = STRUCT
+    takes_headers: ClassVar[bool] = False
 
     def slices(self, column: pa.Array) -> Iterator[Converted]:
         for at in range(0, len(column), 3):
@@ -69,7 +70,7 @@ class Halves:
 
 
 def decoded(on_bad: OnBad) -> RowsInRead:
-    made = decoded_values(Digits(), NUMBER, ["key"], "decodes digits", on_bad=on_bad, has_headers=True)
+    made = decoded_values(Digits(), NUMBER, ["key"], "decodes digits", on_bad=on_bad)
     return replace(made, frame="f")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -15,11 +17,13 @@ from kafka_eos_source.in_read.decode import check_kept, decoded_values
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.registry.frames import VALUE_HEADER, frame_prefix
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 
 FIELDS = StructType().add("id", LongType()).add("inner", StructType().add("x", "string"))
 
 
-def source(*values: bytes | None) -> pa.RecordBatch:
+def source(*values: bytes | None, headers: Sequence[list[dict[str, Any]] | None] = ()) -> pa.RecordBatch:
     rows = len(values)
     return pa.record_batch(
         {
@@ -28,6 +32,7 @@ def source(*values: bytes | None) -> pa.RecordBatch:
             "topic": pa.array(["t"] * rows),
             "partition": pa.array([0] * rows, pa.int32()),
             "offset": pa.array(range(rows), pa.int64()),
+            "headers": pa.array(headers or [None] * rows, HEADERS_ARROW),
         }
     )
 
@@ -74,6 +79,29 @@ def test_messages_of_a_registry_are_decoded() -> None:
     assert [row["name"] for row in found] == ["a", None, None]
     with pytest.raises(InvalidRecordError, match=r"offset 1 cannot be decoded"):
         rows_of(step, b"\0\0\0\0\x07\0", b"x")
+
+
+def test_a_header_names_the_schema_of_its_record_whatever_the_value_begins_with() -> None:
+    """The payload is a frame of the same registry, by chance: it was decoded to a wrong value."""
+    pytest.importorskip("fastavro")
+    text = '{"type": "record", "name": "r", "fields": [{"name": "name", "type": "bytes"}]}'
+    guid = UUID(int=7 << 100)
+    chosen = RegistrySchema({"url": "http://headers"}, Schema("AVRO", text), 7, guid=guid)
+    payload = b"\0"  # no bytes
+    alike = b"\x0e\0\0\0\0\7\2a"  # seven bytes
+    header = [{"key": VALUE_HEADER, "value": frame_prefix(guid)}]
+    step = decoded_values(chosen.decoding(), chosen.spark_type, ["key"], "decodes with a registry")
+    given = source(payload, alike, frame_prefix(7) + b"\2x", None, headers=[header, header, None, header])
+    found = [row["name"] for each in step(iter([given])) for row in each.to_pylist()]
+    assert found == [b"", alike[1:], b"x", None]
+    assert step.of_source == ("key", "value", "headers", "topic", "partition", "offset")
+    ignoring = RegistrySchema(
+        {"url": "http://headers", "schema.id.location": "payload"}, Schema("AVRO", text), 7, guid=guid
+    )
+    step = decoded_values(ignoring.decoding(), chosen.spark_type, [], "decodes with a registry")
+    assert "headers" not in step.of_source
+    found = [row["name"] for each in step(iter([given.slice(2)])) for row in each.to_pylist()]
+    assert found == [b"x", None]
 
 
 def test_values_that_are_no_structs_stay_in_their_column() -> None:

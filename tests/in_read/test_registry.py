@@ -40,6 +40,8 @@ FRAME = schema_of(*TYPES)
 class Digits:
     """Decodes digits, as many rows at once as it is told."""
 
+    takes_headers = False
+
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
@@ -56,6 +58,8 @@ class Digits:
 
 class Number:
     """Encodes numbers below 100."""
+
+    header = None
 
     def slices(self, column: pa.Array) -> Iterator[Converted]:
         return slices(self.encode, column, "encoded")
@@ -74,10 +78,10 @@ class Chosen:
     def __init__(self, rows: int = 1000) -> None:
         self.rows = rows
 
-    def decoding(self) -> Digits:
+    def decoding(self, **_: bool) -> Digits:
         return Digits(self.rows)
 
-    def encoding(self) -> Number:
+    def encoding(self, **_: bool) -> Number:
         return Number()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ def test_the_last_header_of_its_name_comes_before_the_message(
         if value is None:
             continue
         if named is None:  # as if there were no headers
-            alone, alone_errors = split(pa.array([value]), True)
+            alone, alone_errors = split(pa.array([value]), True, column_of([None]), header)
             assert errors.get(row) == alone_errors.get(0)
             assert [(each.schema_id, each.path, each.start) for each in alone] == [
                 (each.schema_id, each.path, each.start) for each in [seen.get(row)] if each is not None
@@ -152,7 +153,23 @@ def test_headers_that_are_not_looked_at_name_nothing() -> None:
     [
         (b"", "is empty"),
         (b"\0\0\0\1", "has 4 bytes; expected at least 5"),
+        (b"\1" * 16, "has 16 bytes; expected at least 17"),
         (b"{1234}", "begin with the magic byte 0x00 of a schema registry, but with 0x7b"),
+        (b' \n[{"a":1}]', "like a JSON document without a frame; app.read(schema=…) reads such documents"),
+        (b"\3\0" + bytes(16) + b"x", "like a message of AWS Glue Schema Registry"),
+        (b"\3\5" + bytes(16), "like a message of AWS Glue Schema Registry"),
+        (b"Obj\1\4\x14avro.codec", "like an Avro container file, which contains its schema"),
+        (b"\xc3\1" + bytes(8), "like Avro's single-object encoding"),
+        (
+            b"\x2cavro/binary+0123456789abcdef",
+            "like a message of Azure Schema Registry, written by Kafka Streams",
+        ),
+        (b"\x0a\4name", "like a Protobuf message without a frame"),
+        (b"\x08\x96\1", "like a Protobuf message without a frame"),
+        (
+            b"plain",
+            "an id in the header '__value_schema_id' is not seen here: pass headers= to from_registry",
+        ),
     ],
 )
 def test_messages_without_a_frame_say_what_is_wrong(message: bytes, said: str) -> None:
@@ -180,6 +197,51 @@ def test_malformed_message_indices_are_errors_of_their_row_only(indices: bytes, 
     assert said in errors.pop(1)
     assert not errors
     assert [(each.path, each.start, each.rows.tolist()) for each in found] == [((3, 1), 8, [0, 2])]
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "said"),
+    [
+        ("content-type", b"avro/binary+0123456789abcdef0123456789abcdef", "schema in Azure Schema Registry"),
+        ("apicurio.value.globalId", bytes(7) + b"\5", r"in Apicurio's headers, .*Default4ByteIdHandler"),
+        ("apicurio.value.contentId", bytes(7) + b"\5", "in Apicurio's headers"),
+    ],
+)
+def test_a_header_of_another_registry_is_refused_by_name(header: str, value: bytes, said: str) -> None:
+    """Also before a payload that could be a frame, which would be decoded to a wrong value."""
+    own = (VALUE_HEADER, name(7, ()))
+    headers = column_of([[(header, value)], [(header, value), own], [(header, None)], [], [(header, value)]])
+    found, errors = split(pa.array([frame_prefix(5), b"x", *[frame_prefix(5)] * 2, None]), headers=headers)
+    assert [(each.schema_id, each.rows.tolist()) for each in found] == [(7, [1]), (5, [2, 3])]
+    assert list(errors) == [0]
+    assert re.search(f"the header '{header}' names the {said}|{said}", errors[0])
+    of_keys = split(pa.array([frame_prefix(5)]), headers=headers.slice(0, 1), header=KEY_HEADER)
+    assert [each.schema_id for each in of_keys[0]] == [5], "it is about the value"
+
+
+def test_other_content_types_say_nothing_about_the_schema() -> None:
+    headers = column_of([[("content-type", b"application/json")], [("content-type", b"avro/binary")]])
+    found, errors = split(pa.array([frame_prefix(5)] * 2), headers=headers)
+    assert [each.rows.tolist() for each in found] == [[0, 1]]
+    assert not errors
+
+
+def test_ids_of_eight_bytes_are_read_if_the_option_says_so() -> None:
+    column = pa.array([b"\0" + number.to_bytes(8, "big") + b"x" for number in (3, 2**31, 2**64 - 1)])
+    framed = Framed.of(column, naming=Naming(VALUE_HEADER, 8))
+    (frame,), errors = framed.frames()
+    assert (frame.schema_id, frame.start, frame.rows.tolist()) == (3, 9, [0])
+    assert list(errors) == [1, 2]
+    framed = Framed.of(column)
+    (frame,), errors = framed.frames()
+    assert frame.schema_id == 0
+    assert "had written the id 3 with 8 bytes" in framed.suspicion(frame)
+
+
+def test_the_frame_of_an_old_serializer_of_azure_is_recognised() -> None:
+    framed = Framed.of(pa.array([bytes(4) + b"0123456789abcdef" * 2 + b"payload"]))
+    (frame,), _ = framed.frames()
+    assert "frame of an old serializer of Azure" in framed.suspicion(frame)
 
 
 def test_all_rows_of_one_frame_are_one_group_in_their_order() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Server:
         url: its URL, without a path.
         schemas: what it answers for each id.
         subjects: ids of the versions of each subject.
+        has_guids: whether it knows GUIDs, as Confluent's registry since version 8.
         fault: answers with this status and body instead, if set; status 0 closes the connection.
         requests: method, path and headers of each request.
     """
@@ -26,6 +28,7 @@ class Server:
     url: str = ""
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    has_guids: bool = True
     fault: tuple[int, str] | None = None
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
@@ -37,13 +40,26 @@ class Server:
         self.subjects.setdefault(subject, []).append(number)
         return number
 
-    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | list[str]]:
+    def guid(self, number: int) -> UUID:
+        """Returns the GUID of a schema, which is a digest of it, as Confluent's."""
+        return uuid5(NAMESPACE_OID, json.dumps(self.schemas[number], sort_keys=True))
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         steps = path.partition("?")[0].strip("/").split("/")
-        if steps[:2] == ["schemas", "ids"]:
-            number = int(steps[2])
-            if number not in self.schemas:
-                return 404, {"error_code": 40403, "message": "Schema not found"}
-            return 200, self.schemas[number]
+        if steps[:2] == ["schemas", "ids"] or (steps[:2] == ["schemas", "guids"] and self.has_guids):
+            known = {
+                str(number if steps[1] == "ids" else self.guid(number)): number
+                for number in list(self.schemas)
+            }
+            if steps[2] not in known:
+                return 404, {"error_code": 40403, "message": f"Schema {steps[2]} not found"}
+            number = known[steps[2]]
+            if steps[3:] == ["versions"]:
+                named = ((name, ids) for name, ids in self.subjects.items() if number in ids)
+                return 200, [{"subject": name, "version": ids.index(number) + 1} for name, ids in named]
+            return 200, self._with_guid(number, {})
+        if steps[0] != "subjects":
+            return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
         if steps == ["subjects"]:
             return 200, list(self.subjects)
         subject = steps[1]
@@ -59,7 +75,7 @@ class Server:
                 number = self.add(subject, body["schema"], body.get("schemaType", "AVRO"))
                 same = [(number, len(self.subjects[subject]))]
             number, version = same[0]
-            return 200, {"id": number, "version": version, "subject": subject, **self.schemas[number]}
+            return 200, self._with_guid(number, {"id": number, "version": version, "subject": subject})
         if subject not in self.subjects:
             return 404, {"error_code": 40401, "message": "Subject not found"}
         versions = self.subjects[subject]
@@ -67,7 +83,11 @@ class Server:
         if version > len(versions):
             return 404, {"error_code": 40402, "message": "Version not found"}
         number = versions[version - 1]
-        return 200, {"id": number, "version": version, "subject": subject, **self.schemas[number]}
+        return 200, self._with_guid(number, {"id": number, "version": version, "subject": subject})
+
+    def _with_guid(self, number: int, fields: dict[str, Any]) -> dict[str, Any]:
+        guid = {"guid": str(self.guid(number))} if self.has_guids else {}
+        return {**fields, **guid, **self.schemas[number]}
 
 
 @contextmanager
