@@ -24,7 +24,8 @@ from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.frames import Frame, Framed
+from kafka_eos_source.registry.frames import OF_GLUE, Frame, Framed, Naming
+from kafka_eos_source.registry.glue import is_glue
 from kafka_eos_source.registry.records import decode_foreign, foreign_decoder
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
@@ -514,7 +515,8 @@ def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list
 
 
 def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
-    column = Framed.of(pa.array(messages, pa.binary()))
+    naming = OF_GLUE if is_glue(registry) else Naming()
+    column = Framed.of(pa.array(messages, pa.binary()), naming=naming)
     groups, _ = column.frames()
     schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
     texts = list(messages)

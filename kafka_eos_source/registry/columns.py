@@ -27,7 +27,7 @@ from kafka_eos_source.protocol.records import UNDECODABLE
 from kafka_eos_source.registry import codec, glue
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
-from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Naming, headers_naming
+from kafka_eos_source.registry.frames import KEY_HEADER, OF_GLUE, VALUE_HEADER, Naming, headers_naming
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY, invalid_record, record_place
@@ -94,7 +94,7 @@ class RegistrySchema:
         ids = (self.schema_id, self.guid) if self.is_stored else ()
         known = tuple(each for each in ids if each is not None)
         if glue.is_glue(self.registry):
-            naming = Naming(header=None, is_glue=True)
+            naming = OF_GLUE
         else:
             header = None if id_location(self.registry) == PAYLOAD else self._header(is_key)
             naming = Naming(header, id_bytes(self.registry))

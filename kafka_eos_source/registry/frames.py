@@ -137,6 +137,8 @@ class Naming:
 
 
 _NAMING = Naming()
+#: How records name versions of schemas of AWS Glue.
+OF_GLUE = Naming(header=None, is_glue=True)
 
 
 @dataclass(frozen=True)

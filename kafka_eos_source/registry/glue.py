@@ -3,17 +3,19 @@
 `GlueRegistry` has the methods of `kafka.schema_registry.SchemaRegistry`, so `catalog` treats both alike. Glue
 has schemas where Confluent has subjects, and each version of a schema has a UUID. A schema imports no other.
 
-boto3 finds credentials by itself (environment, files, instance role, web identity). This package never sees
-them.
+botocore finds credentials by itself (environment, files, instance role, web identity). This package never
+sees them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -41,7 +43,7 @@ from kafka_eos_source.kafka.schema_registry import (
 from kafka_eos_source.option_values import boolean, refuse_plain_http
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
-from kafka_eos_source.secrets import ALLOW_HTTP, NO_SECRETS, shown_url
+from kafka_eos_source.secrets import ALLOW_HTTP, FROM_ENVIRONMENT, NO_SECRETS, shown_url
 
 T = TypeVar("T")
 
@@ -131,7 +133,8 @@ class GlueRegistry:
             environment variable that contains the value.
 
     Raises:
-        InvalidOptionError: if an option is unknown or malformed, or boto3 is not installed or not configured.
+        InvalidOptionError: if an option is unknown or malformed, or botocore is not installed, or lacks a
+            region.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -145,8 +148,8 @@ class GlueRegistry:
             raise InvalidOptionError(
                 f"AWS Glue's schema registry has no option {unknown[0]!r}; expected one of "
                 f"{', '.join(('url', *_OPTIONS, *LIMITS))}.",
-                fix="remove it. boto3 finds credentials by itself: in the environment, in the profile that "
-                f"{_PROFILE!r} names, or from the role of the machine.",
+                fix="remove it. AWS' library finds credentials by itself: in the environment, in the profile "
+                f"that {_PROFILE!r} names, or from the role of the machine.",
             )
         self._client = _client(settings)
         self.name = f"AWS Glue (registry {self._registry!r} in {self._client.meta.region_name})"
@@ -222,7 +225,7 @@ class GlueRegistry:
         return self._usable(schema, {"Status": made.get("SchemaVersionStatus"), **made}, what)
 
     def forget(self) -> None:
-        """Does nothing, because boto3 keeps no schemas; `registry.catalog` does."""
+        """Does nothing, because botocore keeps no schemas; `registry.catalog` does."""
 
     def answers(self) -> None:
         """Checks that Glue can be reached and accepts the credentials. Raises as `by_id`."""
@@ -341,8 +344,8 @@ class GlueRegistry:
         if code in _LOGIN:
             return AuthorizationError(
                 f"{self.name} refuses the credentials: {code}.",
-                fix="check the credentials that boto3 finds on this machine (environment, profile, role), "
-                "and its clock.",
+                fix="check the credentials that AWS' library finds on this machine (environment, profile, "
+                "role), and its clock.",
             )
         status = failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code == _DENIED or status in (401, 403):
@@ -356,7 +359,7 @@ class GlueRegistry:
         )
 
     def _misconfigured(self, failure: Exception, what: str) -> KafkaEosError:
-        """Returns the error if boto3 did not send a request."""
+        """Returns the error if botocore did not send a request."""
         from botocore import exceptions
 
         if isinstance(failure, exceptions.ParamValidationError):
@@ -365,8 +368,8 @@ class GlueRegistry:
             )
         return AuthorizationError(
             f"{self.name} was not asked for {what}: {reason(failure, NO_SECRETS)}.",
-            fix="check the credentials that boto3 finds on the driver and on every executor: environment, "
-            "profile, or role.",
+            fix="check the credentials that AWS' library finds on the driver and on every executor: "
+            "environment, profile, or role.",
         )
 
 
@@ -418,7 +421,10 @@ def compressed(payloads: pa.Array, header: bytes) -> pa.Array:
 
 def is_glue(options: Mapping[str, Any]) -> bool:
     """Returns whether options of a registry name AWS Glue's."""
-    return str(options.get("url", "")).strip().lower().startswith(SCHEME)
+    url = options.get("url")
+    if url is None:
+        url = os.environ.get(str(options.get(f"url{FROM_ENVIRONMENT}")), "")
+    return str(url).strip().lower().startswith(SCHEME)
 
 
 def schema_name(*, topic: str | None, record: str | None, is_key: bool) -> str | None:
@@ -481,11 +487,11 @@ def _choice(
 
 
 def _client(settings: dict[str, Any]) -> Any:
-    """Returns boto3's client of Glue."""
+    """Returns botocore's client of Glue."""
     try:
-        from boto3.session import Session
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
     except ImportError as error:
         raise InvalidOptionError(
             f"the client of AWS Glue is not installed: {error}.",
@@ -503,11 +509,22 @@ def _client(settings: dict[str, Any]) -> Any:
             retries={"mode": "standard", "total_max_attempts": 1},  # this package's log, and have a deadline
             max_pool_connections=_MOST_CONNECTIONS,
         )
-        session = Session(profile_name=settings.get(_PROFILE))
-        return session.client("glue", region_name=settings.get(_REGION), endpoint_url=endpoint, config=config)
+        session = Session(profile=settings.get(_PROFILE))
+        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+        return session.create_client(
+            "glue", region_name=settings.get(_REGION), endpoint_url=endpoint, config=config
+        )
     except (BotoCoreError, ValueError, TypeError) as error:
         raise InvalidOptionError(
             f"AWS Glue's client cannot be made: {reason(error, NO_SECRETS)}.",
             fix=f"set the option {_REGION!r} or the variable AWS_REGION; check {_ENDPOINT!r}, {_PROFILE!r} "
             f"and {_TIMEOUT!r}.",
         ) from error
+
+
+@lru_cache(maxsize=1)
+def _loader(folders: str | None) -> Any:
+    """Returns what reads the description of Glue, which takes 80 ms, and keeps it."""
+    from botocore.loaders import create_loader
+
+    return create_loader(folders)

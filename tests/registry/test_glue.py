@@ -28,7 +28,7 @@ from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import glue, records
 from kafka_eos_source.registry.codec import Schema, zigzag
 from kafka_eos_source.registry.columns import registry_schema
-from kafka_eos_source.registry.frames import Framed, Naming
+from kafka_eos_source.registry.frames import OF_GLUE, Framed
 from kafka_eos_source.registry.glue import GlueRegistry
 from kafka_eos_source.registry.records import Decoding
 from tests.support import glue_server
@@ -42,14 +42,7 @@ INT, LONG = '"int"', '"long"'
 
 @pytest.fixture(autouse=True)
 def login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A login of the environment, and no file or machine that has another one."""
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMIK7MDENG")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    glue_server.log_in(monkeypatch)
 
 
 @pytest.fixture
@@ -302,6 +295,14 @@ def test_malformed_options_are_named(server: Server, options: dict[str, str | No
     assert "wJalrXUtnFEMIK7MDENG" not in str(raised.value)
 
 
+def test_the_url_may_be_in_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_URL", server.options["url"])
+    options = {**server.options, "url.env": "REGISTRY_URL"}
+    del options["url"]
+    made = server.add("flights", TEXTS["AVRO"])
+    assert registry_schema(options, topic="flights").encoding().name == b"\x03\0" + made.bytes
+
+
 def test_a_name_that_no_schema_can_have_is_refused(server: Server) -> None:
     with pytest.raises(InvalidOptionError, match="the name of the schema is 'a b'"):
         registry(server).by_version("a b")
@@ -495,7 +496,7 @@ def test_the_largest_payload_is_never_held_as_a_whole(server: Server) -> None:
 
 def test_uncompressed_frames_are_read_without_a_copy(server: Server) -> None:
     column = pa.array([framed(GOOD)] * 1000)
-    assert Framed.of(column, naming=Naming(None, is_glue=True)).messages.column is column
+    assert Framed.of(column, naming=OF_GLUE).messages.column is column
 
 
 def test_each_version_is_asked_for_once_per_process_and_the_readers_never(server: Server) -> None:

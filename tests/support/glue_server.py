@@ -14,8 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 REGION = "eu-central-1"
 REGISTRY = "default-registry"
+
+
+#: Variables of a login, and none of files or machines that have another one.
+LOGIN = {
+    "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIK7MDENG",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/nonexistent",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+}
 
 
 class RefusedError(Exception):
@@ -124,6 +136,14 @@ class Server:
         if found["Status"] == "PENDING" and self.decisions:
             found["Status"] = self.decisions.pop(0)
         return answer
+
+
+def log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets a login in the environment, and hides files and machines that have another one."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in LOGIN.items():
+        monkeypatch.setenv(name, value)
 
 
 @contextmanager
