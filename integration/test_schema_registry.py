@@ -110,6 +110,7 @@ def test_writers_schemas_may_change_while_the_query_runs(world: World) -> None:
             avro(newer, WITH_ORIGIN, {"origin": "JFK", "carrier": "BB", "delay": None}),
             avro(world.flight, FLIGHT, {"carrier": "CC", "delay": -3}),
             b"not framed",
+            b"\1" + bytes(16),  # the frame of a GUID, which this registry does not know
             avro(newer, WITH_ORIGIN, {"origin": "LGA", "carrier": "DD", "delay": 1}),
         )
         wanted += [("BB", 0), ("CC", -3), ("DD", 1)]
@@ -117,10 +118,11 @@ def test_writers_schemas_may_change_while_the_query_runs(world: World) -> None:
         # no delay, and the reader schema has no default for it: this id is bad, and only this one
         unfit = world.registry.register("elsewhere-value", WITHOUT_DELAY)
         world.send(avro(unfit, WITHOUT_DELAY, {"carrier": "EE"}))
-        await_condition(lambda: len(read_back(world.broker, world.dead)) == 2, SECONDS, "dead letters")
+        await_condition(lambda: len(read_back(world.broker, world.dead)) == 3, SECONDS, "dead letters")
     finally:
         query.stop()
-    first, second = read_back(world.broker, world.dead)
+    first, guid, second = read_back(world.broker, world.dead)
+    assert b"knows no GUIDs of schemas" in (dict(guid.headers or [])[records.MESSAGE] or b"")
     assert first.value == b"not framed"
     headers = dict(first.headers or [])
     assert headers[records.ERROR] == b"UndecodableRecord"

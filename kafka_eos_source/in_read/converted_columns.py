@@ -224,10 +224,11 @@ def converted_columns(
         )
     own = StructType([field for field in rows.fields if field.name != INVALID])
     encodes = {name: each.encoding(is_key=name == KEY) for name, each in encode.items()}
-    if HEADERS in own.names and own[HEADERS].dataType != HEADERS_TYPE and encodes:
+    declared = own[HEADERS].dataType.simpleString() if HEADERS in own.names else None
+    if encodes and declared not in (None, HEADERS_TYPE.simpleString()):
         raise InvalidSchemaError(
-            f"the column {HEADERS!r} of the result is {own[HEADERS].dataType.simpleString()}; expected "
-            f"{HEADERS_TYPE.simpleString()}, because encode changes it.",
+            f"the column {HEADERS!r} of the result is {declared}; expected {HEADERS_TYPE.simpleString()}, "
+            "because encode changes it.",
             fix="declare it with this type.",
         )
     return ConvertedColumns(function, decode, encodes, own, on_bad, headers)

@@ -198,7 +198,8 @@ def _headers(columns: StructType, origin: Lineage | None) -> tuple[str | None, L
         columns: schema of the frame.
         origin: lineage of the frame.
     """
-    if HEADERS in columns.names and columns[HEADERS].dataType == HEADERS_TYPE:
+    of_type = columns[HEADERS].dataType.simpleString() if HEADERS in columns.names else ""
+    if of_type == HEADERS_TYPE.simpleString():
         return HEADERS, origin
     if origin is None or origin.columns.before is not None:
         return None, origin

@@ -180,6 +180,10 @@ class Request:
         return retry(call, on, pauses, permanent=permanent, timed_out=timed_out, report=report)
 
 
+class _UnknownPathError(OperatorError):
+    """The URL, or this registry, does not have the path of a request."""
+
+
 class SchemaRegistry:
     """A client of one registry. Each call is repeated until the registry answers, or a deadline passes.
 
@@ -205,6 +209,7 @@ class SchemaRegistry:
         _check_urls(str(settings.get("url", "")))
         _refuse_plain_http(settings)
         self._client, self._unreachable = _client(settings)
+        self._knows_guids = True
 
     def by_id(self, schema_id: SchemaId) -> StoredSchema:
         """Returns the schema with an id or a GUID.
@@ -212,14 +217,24 @@ class SchemaRegistry:
         Raises:
             SchemaNotFoundError: if the registry says that it has no such schema.
             RegistryUnavailableError: if the registry does not answer.
-            InvalidSchemaError: if the schema imports something without a name, subject or version.
+            InvalidSchemaError: if the schema imports something without a name, subject or version, or the
+                registry knows no GUIDs.
             AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
-        ask = self._client.get_schema
-        key: Any = schema_id
-        if isinstance(schema_id, UUID):
-            ask, key = self._client.get_schema_by_guid, str(schema_id)
-        return self._call(lambda: _stored(schema_id, ask(key)), f"schema id {schema_id}")
+        what = f"schema id {schema_id}"
+        if not isinstance(schema_id, UUID):
+            return self._call(lambda: _stored(schema_id, self._client.get_schema(schema_id)), what)
+        try:
+            if self._knows_guids:
+                ask = self._client.get_schema_by_guid
+                return self._call(lambda: _stored(schema_id, ask(str(schema_id))), what)
+        except _UnknownPathError:
+            self.answers()  # fails if this is no registry at all
+            self._knows_guids = False
+        raise InvalidSchemaError(
+            f"the schema registry {self.url} knows no GUIDs of schemas.",
+            fix="use a registry that does, such as that of Confluent Platform 8 or Confluent Cloud.",
+        )
 
     def guid_of(self, schema_id: int) -> UUID | None:
         """Returns the GUID of a schema; None if the registry tells none. Raises the errors of `by_id`."""
@@ -321,7 +336,7 @@ class SchemaRegistry:
                 "the principal may read the subject.",
             )
         if status == 404:
-            return OperatorError(
+            return _UnknownPathError(
                 f"{self.url} answered a request for {what} with HTTP 404, but not as a schema registry does: "
                 f"{reason(failure, self._secrets)}.",
                 fix="check the path of the URL; Apicurio's ends in /apis/ccompat/v7.",

@@ -16,6 +16,7 @@ from kafka_eos_source.kafka.admin import ClusterReader
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.producer import RecordProducer
 from kafka_eos_source.kafka.reader import POOL, LogEnds
+from kafka_eos_source.kafka.schema_registry import id_bytes
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.observe.wording import utc, visible
@@ -24,13 +25,13 @@ from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.frames import OF_GLUE, Frame, Framed, Naming
+from kafka_eos_source.registry.frames import KEY_HEADER, OF_GLUE, VALUE_HEADER, Frame, Framed, Naming
 from kafka_eos_source.registry.glue import is_glue
 from kafka_eos_source.registry.records import decode_foreign, foreign_decoder
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.spark.arrow import STAGED_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, STAGED_ARROW
 
 _LINES_AT_ONCE = 10_000
 #: How long brokers may be silent during a read.
@@ -493,9 +494,9 @@ def no_topic(kafka: Mapping[str, Any], name: str, deadline: Deadline) -> Invalid
 
 
 def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list[TopicRecord]:
-    """Returns records with keys and values as JSON, where they have the frame of a schema registry.
+    """Returns records with keys and values as JSON, where they name a schema of a registry.
 
-    Bytes without a frame, that their schema does not describe, or of which Python has no object, stay as they
+    Bytes that name none, that their schema does not describe, or of which Python has no object, stay as they
     are: the reader wants to see them too.
 
     Args:
@@ -507,16 +508,22 @@ def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list
         AuthorizationError, OperatorError: if it refuses the request.
     """
     found = list(records)
-    keys = _texts([each.key for each in found], registry)
-    values = _texts([each.value for each in found], registry)
+    own = [
+        [{"key": name, "value": value} for name, value in each.headers if name.isascii()] for each in found
+    ]
+    headers = pa.array(own, HEADERS_ARROW)
+    keys = _texts([each.key for each in found], headers, KEY_HEADER, registry)
+    values = _texts([each.value for each in found], headers, VALUE_HEADER, registry)
     return [
         replace(record, key=key, value=value) for record, key, value in zip(found, keys, values, strict=True)
     ]
 
 
-def _texts(messages: list[bytes | None], registry: Mapping[str, Any]) -> list[bytes | None]:
-    naming = OF_GLUE if is_glue(registry) else Naming()
-    column = Framed.of(pa.array(messages, pa.binary()), naming=naming)
+def _texts(
+    messages: list[bytes | None], headers: pa.Array, header: str, registry: Mapping[str, Any]
+) -> list[bytes | None]:
+    naming = OF_GLUE if is_glue(registry) else Naming(header, id_bytes(registry))
+    column = Framed.of(pa.array(messages, pa.binary()), headers, naming)
     groups, _ = column.frames()
     schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
     texts = list(messages)

@@ -173,11 +173,13 @@ class Contents:
 
     def headers(self) -> pa.Array:
         """Returns headers in their order, with repeated names; NULL for a message without headers."""
-        counts = self._numbers(lambda block: block.header_counts)
         spans = [
             (each.block, int(each.block.header_starts[each.first]), int(each.block.header_starts[each.past]))
             for each in self._pieces
         ]
+        if all(first == past for _, first, past in spans):  # most topics have no headers
+            return pa.nulls(_row_count(self._runs), HEADERS_ARROW)
+        counts = self._numbers(lambda block: block.header_counts)
         names = self._joined([block.header_names.slice(first, past - first) for block, first, past in spans])
         values = self._joined(
             [block.header_values.slice(first, past - first) for block, first, past in spans]

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from uuid import UUID
 
 import numpy as np
@@ -149,8 +150,9 @@ class Framed:
         messages: the keys or values, without compression.
         naming: how they may name their schemas.
         has_headers: whether the headers of the records are at hand.
-        names: the headers that name schemas, for the rows `named`; None if there are none.
-        named: numbers of the rows that have such a header, ascending.
+        named: numbers of the rows that have a header that names their schema, ascending.
+        names: the distinct values of these headers; None if there are none.
+        name_of: number among `names` for each row of `named`.
         foreign: rows whose headers name a schema of another registry, and which.
         damaged: errors of rows that cannot be decompressed; these are null in ``messages``.
     """
@@ -158,8 +160,9 @@ class Framed:
     messages: Messages
     naming: Naming = _NAMING
     has_headers: bool = False
-    names: Messages | None = None
     named: Rows | None = None
+    names: Messages | None = None
+    name_of: Rows | None = None
     foreign: dict[int, str] = field(default_factory=dict)
     damaged: Mapping[int, str] = field(default_factory=dict)
 
@@ -188,7 +191,7 @@ class Framed:
             return cls(messages, naming, damaged=damaged)
         if headers is None or naming.header is None:
             return cls(messages, naming)
-        found = _Headers.of(headers)
+        found = _Headers(headers)
         if not len(found.entries):
             return cls(messages, naming, has_headers=True)
         is_present = np.zeros(len(messages.column), bool)
@@ -197,9 +200,11 @@ class Framed:
         own = is_present[rows]
         is_present[rows] = False
         foreign = {row: text for row, text in _foreign(found, naming.header).items() if is_present[row]}
-        if not len(rows):
+        if not own.any():
             return cls(messages, naming, True, foreign=foreign)
-        return cls(messages, naming, True, Messages.of(values.filter(pa.array(own))), rows[own], foreign)
+        distinct = (values if own.all() else values.filter(pa.array(own))).dictionary_encode()
+        numbers = distinct.indices.to_numpy().astype(np.int64)
+        return cls(messages, naming, True, rows[own], Messages.of(distinct.dictionary), numbers, foreign)
 
     def frames(self) -> tuple[list[Frame], dict[int, str]]:
         """Groups the rows by the schema that they name.
@@ -212,11 +217,11 @@ class Framed:
             return self._named_by_glue(rows)
         if self.foreign:
             rows = np.setdiff1d(rows, np.array(list(self.foreign)), assume_unique=True)
-        if self.named is None or self.names is None:
+        if self.named is None:
             groups, errors = self._named_in_front(rows)
             return groups, errors | self.foreign
         groups, errors = self._named_in_front(np.setdiff1d(rows, self.named, assume_unique=True))
-        more, others = self._named_in_headers(self.names, self.named)
+        more, others = self._named_in_headers(self.named)
         groups = sorted([*groups, *more], key=lambda each: int(each.rows[0]))
         return groups, errors | others | self.foreign
 
@@ -250,8 +255,12 @@ class Framed:
             return _paths(self.messages, frame.rows, frame.start, frame)
         assert self.names is not None
         assert self.named is not None
+        assert self.name_of is not None
         length = 1 + (_ID_BYTES if isinstance(frame.schema_id, int) else _GUID_BYTES)
-        return _paths(self.names, np.searchsorted(self.named, frame.rows), length, frame)
+        numbers = self.name_of[np.searchsorted(self.named, frame.rows)]
+        distinct, own = np.unique(numbers, return_inverse=True)
+        of_names = replace(frame, rows=np.arange(len(distinct)))
+        return _of_rows(*_paths(self.names, distinct, length, of_names), frame.rows, own.reshape(-1))
 
     def _named_in_front(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
         """Groups rows whose names are in front of their payloads."""
@@ -273,16 +282,20 @@ class Framed:
         found = _guids(where, where.begins[rows] + 1, rows, in_header=False)
         return [replace(each, start=glue.HEADER_BYTES) for each in found], errors
 
-    def _named_in_headers(self, names: Messages, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
+    def _named_in_headers(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
         """Groups rows whose names are in their headers."""
-        groups, unknown, errors = _names(names, np.arange(len(rows)), rows, in_header=True)
+        names = self.names
+        assert names is not None
+        assert self.name_of is not None
+        every = np.arange(len(names.column))
+        groups, unknown, errors = _names(names, every, every, in_header=True)
         for at in unknown.tolist():
             found, length = names.beginning(at), int(names.ends[at] - names.begins[at])
-            errors[int(rows[at])] = (
+            errors[at] = (
                 f"the header {self.naming.header!r} has {length} bytes, 0x{found[:20].hex()}; expected 0x00 "
                 f"and a schema id of {_ID_BYTES} bytes, or 0x01 and a GUID of {_GUID_BYTES} bytes"
             )
-        return groups, errors
+        return _of_rows(groups, errors, rows, self.name_of)
 
     def _unknown(self, row: int) -> str:
         """Returns the error of a row that names no schema in front of its payload."""
@@ -339,9 +352,14 @@ def _foreign(headers: _Headers, header: str) -> dict[int, str]:
     """Returns the rows whose headers name a schema of another registry, and which, for errors."""
     found: dict[int, str] = {}
     for name, beginning, whose in _FOREIGN[header]:
+        places = headers.places(name)
+        if beginning and len(places):  # many records have a header of this name for other purposes
+            values = headers.entries.field("value").take(pa.array(places))
+            places = places if pc.any(pc.starts_with(values, beginning)).as_py() else places[:0]
+        if not len(places):
+            continue
         rows, values = headers.last(name)
-        if len(rows) and beginning:
-            rows = rows[pc.starts_with(values, beginning).to_numpy(zero_copy_only=False)]
+        rows = rows[pc.starts_with(values, beginning).to_numpy(zero_copy_only=False)]
         for row in rows.tolist():
             found.setdefault(row, f"the header {name!r} names the schema in {whose}")
     return found
@@ -401,20 +419,24 @@ class _Headers:
     """
 
     def __init__(self, headers: pa.Array) -> None:
-        self._column = headers
-        #: Where the headers of each row begin, and where those of the last row end.
-        self._starts: Rows = np.zeros(1, np.int64)
-        if len(headers):
-            starts = np.frombuffer(headers.buffers()[1], np.int32)
-            self._starts = starts[headers.offset : headers.offset + len(headers) + 1].astype(np.int64)
+        if not headers.type.equals(HEADERS_ARROW):  # Spark has chosen others
+            headers = headers.cast(HEADERS_ARROW)
+        #: Where the entries of each row begin, and where those of the last row end.
+        self._starts = _starts(headers)
+        if headers.null_count and self._starts[-1] > self._starts[0]:
+            is_null = headers.is_null().to_numpy(zero_copy_only=False)
+            if np.diff(self._starts)[is_null].any():  # entries of rows that are null do not count
+                headers = headers.take(pa.array(np.arange(len(headers))))
+                self._starts = _starts(headers)
         first, past = int(self._starts[0]), int(self._starts[-1])
         self.entries = headers.values.slice(first, past - first)
-        self._names = Messages.of(self.entries.field("key").view(pa.binary())) if past > first else None
+        self._names = Messages.of(self.entries.field("key").view(pa.binary()))
+        self._lengths = self._names.ends - self._names.begins
 
-    @classmethod
-    def of(cls, headers: pa.Array) -> _Headers:
-        """Returns a column of headers, also of one whose types Spark has chosen."""
-        return cls(headers if headers.type.equals(HEADERS_ARROW) else headers.cast(HEADERS_ARROW))
+    @cached_property
+    def rows(self) -> Rows:
+        """The row of each entry."""
+        return np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
 
     def last(self, name: str) -> tuple[Rows, pa.Array]:
         """Returns the rows that have a header of this name, ascending, and the last such header of each.
@@ -424,31 +446,34 @@ class _Headers:
         places = self.places(name)
         if not len(places):
             return places, pa.array([], pa.binary())
-        rows = self.rows_of(places)
+        rows = self.rows[places]
         is_last = np.append(rows[1:] != rows[:-1], True)
         rows, places = rows[is_last], places[is_last]
-        _, values = self.entries.take(pa.array(places)).flatten()
-        kept = values.is_valid().to_numpy(zero_copy_only=False)
-        if self._column.null_count:
-            kept &= self._column.is_valid().to_numpy(zero_copy_only=False)[rows]
-        return (rows, values) if kept.all() else (rows[kept], values.filter(pa.array(kept)))
+        values = self.entries.field("value").take(pa.array(places))
+        if not values.null_count:
+            return rows, values
+        kept = values.is_valid()
+        return rows[kept.to_numpy(zero_copy_only=False)], values.filter(kept)
 
     def places(self, name: str) -> Rows:
         """Returns the positions among `entries` of the headers of this name, ascending."""
-        if self._names is None:
-            return np.zeros(0, np.int64)
         wanted = name.encode()
-        found = np.flatnonzero(self._names.ends - self._names.begins == len(wanted))
-        for at, byte in enumerate(wanted):
-            if not len(found):
-                break
-            found = found[self._names.data[self._names.begins[found] + at] == byte]
+        found = np.flatnonzero(self._lengths == len(wanted))
+        if not len(found):
+            return found
+        names = self._names.column
+        is_same = pc.equal(names if len(found) == len(names) else names.take(pa.array(found)), wanted)
+        if is_same.null_count or is_same.false_count:
+            found = found[is_same.fill_null(False).to_numpy(zero_copy_only=False)]
         return found
 
-    def rows_of(self, places: Rows) -> Rows:
-        """Returns the row of each position among `entries`."""
-        found: Rows = np.searchsorted(self._starts, places + self._starts[0], side="right") - 1
-        return found
+
+def _starts(headers: pa.Array) -> npt.NDArray[np.int32]:
+    """Returns where the entries of each row of a list begin, and where those of the last row end."""
+    if not len(headers):
+        return np.zeros(1, np.int32)
+    starts = np.frombuffer(headers.buffers()[1], np.int32)
+    return starts[headers.offset : headers.offset + len(headers) + 1]
 
 
 def headers_naming(
@@ -466,9 +491,9 @@ def headers_naming(
     own = _repeated(header.encode(), len(rows), pa.string()), _repeated(name or b"", len(rows), pa.binary())
     entries = pa.StructArray.from_arrays(own, fields=list(HEADERS_ARROW.value_type))
     if others is not None:
-        given = _Headers.of(others)
+        given = _Headers(others)
         kept = np.setdiff1d(np.arange(len(given.entries)), given.places(header), assume_unique=True)
-        of_row = np.concatenate([given.rows_of(kept), rows])
+        of_row = np.concatenate([given.rows[kept], rows])
         order = np.argsort(of_row, kind="stable")
         entries = pa.concat_arrays([given.entries.take(pa.array(kept)), entries]).take(pa.array(order))
         rows = of_row
@@ -534,6 +559,31 @@ def _names(
     groups, errors = _ids(where, begins[is_id], rows[is_id], id_bytes, in_header)
     groups += _guids(where, begins[is_guid], rows[is_guid], in_header)
     return sorted(groups, key=lambda each: int(each.rows[0])), at[~(is_id | is_guid)], errors
+
+
+def _of_rows(
+    groups: list[Frame], errors: dict[int, str], rows: Rows, name_of: Rows
+) -> tuple[list[Frame], dict[int, str]]:
+    """Returns groups and errors of the rows that have some names.
+
+    Args:
+        groups, errors: those of the names, whose numbers they have in place of rows.
+        rows: numbers of the rows, ascending.
+        name_of: number of the name of each of these.
+    """
+    if len(groups) == 1 and not errors:
+        return [replace(groups[0], rows=rows)], {}
+    order = np.argsort(name_of, kind="stable")
+    bounds = np.searchsorted(name_of[order], np.arange(int(name_of.max(initial=-1)) + 2))
+
+    def of_name(number: int) -> Rows:
+        return rows[order[bounds[number] : bounds[number + 1]]]
+
+    found = [
+        replace(each, rows=np.sort(np.concatenate([of_name(number) for number in each.rows.tolist()])))
+        for each in groups
+    ]
+    return found, {row: text for number, text in errors.items() for row in of_name(number).tolist()}
 
 
 def _ids(

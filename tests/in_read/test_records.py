@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
 from kafka_eos_source.app.records import Records
+from kafka_eos_source.errors import InvalidOptionError
 from kafka_eos_source.in_read.lineage import Obstacle
 from kafka_eos_source.in_read.records import MadeRecords
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import RegistrySchema
+from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.pickled import from_option, to_option
 from kafka_eos_source.spark.session import SessionRules
@@ -110,6 +113,25 @@ def test_values_are_encoded_with_a_registry() -> None:
         b"\0\0\0\0\x07\0",
         b"\0\0\0\0\x07\x02\x02c",
     ]
+
+
+def test_a_header_names_the_schema_of_each_value_but_not_of_tombstones() -> None:
+    pytest.importorskip("fastavro")
+    text = '{"type": "record", "name": "r", "fields": [{"name": "name", "type": ["null", "string"]}]}'
+    options, guid = {"url": "http://unused", "schema.id.location": "header"}, UUID(int=5)
+    registry = RegistrySchema(options, Schema("AVRO", text), 7, guid=guid)
+    found = made(["id", "name", "gone"], key="id", removed="gone", registry=registry)
+    headers = [{"key": VALUE_HEADER, "value": b"\1" + guid.bytes}]
+    assert [(row["value"], row["headers"]) for row in found] == [
+        (b"\x02\x02a", headers),
+        (b"\0", headers),
+        (None, None),
+    ]
+    with pytest.raises(InvalidOptionError, match="registry does not tell the GUID of schema id 7"):
+        RegistrySchema(options, Schema("AVRO", text), 7).encoding()
+    assert (
+        RegistrySchema(options, Schema("AVRO", text), 7, guid=guid).encoding(is_key=True).header == KEY_HEADER
+    )
 
 
 def test_what_only_spark_writes_is_named() -> None:

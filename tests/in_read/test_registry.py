@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructType
 
 from kafka_eos_source.documents.converted import Converted, slices
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.in_read.converted_columns import converted_columns
+from kafka_eos_source.in_read.converted_columns import HIDDEN_HEADERS, converted_columns
 from kafka_eos_source.protocol.records import UNDECODABLE
-from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.registry.frames import VALUE_HEADER
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, arrow_schema, fit
 from kafka_eos_source.spark.pickled import from_option, to_option
+from kafka_eos_source.spark.schema import HEADERS_TYPE
 
 TYPES = {
     "key": BinaryType(),
@@ -210,6 +212,79 @@ def test_a_row_of_the_function_is_never_taken_for_the_record_that_was_read() -> 
     assert [each["topic"] for each in marks[1:]] == [None, "in", None], "not the column of the output"
     assert [marks[2][name] for name in ("error", "message", "offset")] == ["Odd", "m", 7]
     assert marks[3]["message"] == "n", "the function's reason counts more"
+
+
+class Named(Number):
+    """Encodes numbers below 100, whose schemas headers name."""
+
+    header, name = VALUE_HEADER, b"\1" + bytes(16)
+
+
+class Seeing(Digits):
+    """Decodes digits of records without a header ``bad``."""
+
+    takes_headers = True
+
+    def slices(self, column: pa.Array, headers: pa.Array) -> Iterator[Converted]:  # type: ignore[override]
+        names = [[each["key"] for each in own or []] for own in headers.to_pylist()]
+        wrong = pa.array(["bad" in own for own in names])
+        return super().slices(pc.if_else(wrong, pa.scalar(b"x", column.type), column))
+
+
+HEADER = [{"key": VALUE_HEADER, "value": b"of the record"}]
+OTHER = [{"key": "trace", "value": b"t"}]
+
+
+def with_headers(*headers: list[dict[str, Any]] | None, column: str) -> pa.RecordBatch:
+    numbers = (b"%d" % number for number in range(1, 1 + len(headers)))
+    return batch(*numbers).append_column(column, pa.array(headers, HEADERS_ARROW))
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+@pytest.mark.parametrize("column", ["headers", HIDDEN_HEADERS])
+def test_decoders_see_headers_and_encoders_set_their_own(is_declared: bool, column: str) -> None:
+    seen: list[list[str]] = []
+
+    def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for each in batches:
+            seen.append(each.schema.names)
+            given = {"value": pc.multiply(each["value"], 60)}
+            if is_declared:
+                own = [[*HEADER, *OTHER]] * each.num_rows
+                given["headers"] = pa.array(own, HEADERS_ARROW)
+            yield pa.record_batch(given)
+
+    rows = schema_of("value")
+    if is_declared:
+        rows = rows.add("headers", HEADERS_TYPE)
+    bad = [{"key": "bad", "value": None}, *HEADER]
+    given = with_headers(HEADER, bad, None, column=column)
+    encode: Any = {"value": type("", (), {"encoding": lambda self, **_: Named()})()}
+    made = converted_columns(function, {"value": Seeing(9)}, encode, FRAME, rows, headers=column)
+    assert made.marked.names == ["value", "headers", "kafka_eos_invalid"]
+    schema = arrow_schema(made.marked)
+    found = [row for each in made(iter([given])) for row in fit(each, schema, "it").to_pylist()]
+    assert (HIDDEN_HEADERS in seen[0], "headers" in seen[0]) == (False, column == "headers")
+    own = [{"key": VALUE_HEADER, "value": Named.name}]
+    others = OTHER if is_declared else []
+    by_value = {row["value"]: row for row in found}
+    assert by_value[b"60"]["headers"] == [*others, *own]
+    assert by_value[b"2"]["headers"] == bad, "a dead letter names the schema of its value"
+    assert by_value[b"2"]["kafka_eos_invalid"]["message"] == "column 'value': no digits"
+    assert by_value[None]["headers"] == (others or None), "180 does not fit"
+
+
+def test_a_value_with_an_id_in_front_loses_the_header_of_the_record_that_was_read() -> None:
+    """A consumer would take it for the schema of the new value."""
+    rows = schema_of("value").add("headers", HEADERS_TYPE)
+    given = with_headers([*HEADER, *OTHER], HEADER, None, column="headers").select(["value", "headers"])
+    given = given.set_column(0, "value", pa.array([1, 2, 3]))
+    made = converted_columns(lambda batches: batches, {}, {"value": Chosen()}, FRAME, rows)  # type: ignore[dict-item]
+    found = [row for each in made(iter([given])) for row in each.to_pylist()]
+    assert [(row["value"], row["headers"]) for row in found] == [(b"1", OTHER), (b"2", None), (b"3", None)]
+    wrong = schema_of("value").add("headers", MapType(StringType(), BinaryType()))
+    with pytest.raises(InvalidSchemaError, match="'headers' of the result is map<string,binary>; expected"):
+        converted_columns(None, {}, {"value": Chosen()}, FRAME, wrong)  # type: ignore[dict-item]
 
 
 def test_columns_that_cannot_be_decoded_or_encoded_are_refused_early() -> None:

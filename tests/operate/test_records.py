@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -187,9 +188,14 @@ def test_tail_decodes_records_of_a_registry_and_leaves_others_as_they_are() -> N
             TopicRecord(TopicPartition("t", 0), at, None, framed, each) for at, each in enumerate(values)
         ]
         found = decoded(records, {"url": server.url})
+        name = b"\1" + server.guid(number).bytes
+        named = (("\udcff", b""), ("__value_schema_id", name))
+        bare = TopicRecord(TopicPartition("t", 0), 9, None, None, framed[5:], named)
+        in_header = decoded([bare, replace(bare, headers=())], {"url": server.url})
     text = b'{"carrier": "AA", "raw": "/w=="}'
     assert [each.value for each in found] == [text, *values[1:]]
     assert {each.key for each in found} == {text}
+    assert [each.value for each in in_header] == [text, framed[5:]]
 
 
 def test_tail_decodes_records_of_aws_glue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,16 @@ def test_headers_are_found_in_the_types_that_spark_chooses() -> None:
     assert not errors
 
 
+def test_entries_of_a_row_without_headers_do_not_count() -> None:
+    """Arrow lets a null list have entries, and a null struct have fields."""
+    entries = column_of([[(VALUE_HEADER, name(7, ()))] * 3]).values
+    headers = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2, 3], pa.int32()), entries, mask=pa.array([False, True, False]), type=HEADERS_ARROW
+    )
+    found, _ = split(pa.array([frame_prefix(5)] * 3), headers=headers)
+    assert [(each.schema_id, each.rows.tolist()) for each in found] == [(7, [0, 2]), (5, [1])]
+
+
 def test_headers_that_are_not_looked_at_name_nothing() -> None:
     headers = column_of([[(VALUE_HEADER, name(7, ()))]])
     framed = Framed.of(pa.array([frame_prefix(5)]), headers, Naming(None))

@@ -7,8 +7,9 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any, get_type_hints
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,7 @@ from kafka_eos_source.errors import (
     SchemaNotFoundError,
 )
 from kafka_eos_source.kafka.schema_registry import (
+    SchemaId,
     SchemaRegistry,
     StoredReference,
     StoredSchema,
@@ -111,7 +113,7 @@ def decoder(server: Server, **options: Any) -> Decoding:
     )
 
 
-def message(schema_id: int, text: bytes) -> bytes:
+def message(schema_id: SchemaId, text: bytes) -> bytes:
     return frame_prefix(schema_id) + text
 
 
@@ -142,13 +144,20 @@ def test_an_unknown_id_is_an_answer(server: Server) -> None:
         registry(server).by_version("nothing")
 
 
+#: Something that names a schema, which a registry is asked for.
+IDS = pytest.mark.parametrize("schema_id", [9, UUID(int=9)], ids=["id", "guid"])
+
+
+@IDS
 @pytest.mark.parametrize("fault", [(0, ""), (503, "{}"), (500, "oops"), (429, "{}")])
-def test_no_answer_is_an_error_that_names_id_url_and_time(server: Server, fault: tuple[int, str]) -> None:
+def test_no_answer_is_an_error_that_names_id_url_and_time(
+    server: Server, fault: tuple[int, str], schema_id: SchemaId
+) -> None:
     server.fault = fault
     with pytest.raises(RegistryUnavailableError) as raised:
-        registry(server).by_id(9)
+        registry(server).by_id(schema_id)
     text = str(raised.value)
-    for part in (server.url, "schema id 9", "within 0.3 s", "No record was declared bad"):
+    for part in (server.url, f"schema id {schema_id}", "within 0.3 s", "No record was declared bad"):
         assert part in text
     assert len(server.requests) > 1
 
@@ -175,7 +184,7 @@ def test_a_call_is_repeated_until_the_registry_answers(server: Server) -> None:
     ("fault", "expected", "said"),
     [
         ((401, '{"error_code":401,"message":"no"}'), AuthorizationError, "basic.auth.user.info"),
-        ((403, '{"error_code":40301,"message":"no"}'), AuthorizationError, "refuses access to schema id 9"),
+        ((403, '{"error_code":40301,"message":"no"}'), AuthorizationError, "refuses access to schema id"),
         ((404, "<html>not here</html>"), OperatorError, "HTTP 404, but not as a schema registry does"),
         ((422, '{"error_code":42201,"message":"x is invalid"}'), OperatorError, "x is invalid"),
         ((200, "<html>log in</html>"), OperatorError, "something else than JSON"),
@@ -184,14 +193,33 @@ def test_a_call_is_repeated_until_the_registry_answers(server: Server) -> None:
         ((200, '{"schema":"x","references":[{"name":1}]}'), InvalidSchemaError, "two texts and a number"),
     ],
 )
+@IDS
 def test_a_refusal_is_neither_an_unknown_id_nor_retried(
-    server: Server, fault: tuple[int, str], expected: type[KafkaEosError], said: str
+    server: Server, fault: tuple[int, str], expected: type[KafkaEosError], said: str, schema_id: SchemaId
 ) -> None:
     server.fault = fault
     with pytest.raises(expected, match=said) as raised:
-        registry(server).by_id(9)
+        registry(server).by_id(schema_id)
     assert not isinstance(raised.value, SchemaNotFoundError)
-    assert len(server.requests) == 1
+    is_page = fault[0] == 404 and isinstance(schema_id, UUID)
+    assert len(server.requests) == 1 + is_page, "whether it is a registry without GUIDs, is asked too"
+
+
+def test_a_registry_without_guids_makes_bad_records_and_is_not_asked_again(
+    server: Server, text_codec: None
+) -> None:
+    """As of Confluent Platform 7, Apicurio and others, where a record of garbage may begin with 0x01."""
+    server.has_guids = False
+    known = server.add("s", "one")
+    rows = pa.array([message(known, b"a"), message(UUID(int=9), b"b")])
+    decoding = decoder(server)
+    found = decoding.decode(rows)
+    assert texts(found) == ["one:a", None]
+    assert "knows no GUIDs of schemas" in found.errors[1]
+    asked = len(server.requests)
+    found = decoding.decode(pa.array([message(UUID(int=number), b"b") for number in range(9, 20)]))
+    assert len(found.errors) == 11
+    assert len(server.requests) == asked
 
 
 def test_a_second_url_answers_if_the_first_does_not(server: Server) -> None:
@@ -228,6 +256,11 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
         ({"retry.timeout.ms": "soon"}, "'retry.timeout.ms' of the schema registry has the value 'soon'"),
         ({"schema.limit.unknown.ids": "0"}, "'schema.limit.unknown.ids' .* has the value '0'; .* at least 1"),
         ({"schema.limit.bytes": 0.5}, "'schema.limit.bytes' .* has the value 0.5; .* at least 1"),
+        (
+            {"schema.id.location": "headers"},
+            "'schema.id.location' .* the value 'headers'; expected 'header'",
+        ),
+        ({"schema.id.bytes": 5}, "'schema.id.bytes' .* has the value '5'; expected 4, or 8"),
         ({"basic.auth.user.info": "bob"}, "malformed"),
         ({"bsic.auth.user.info": "bob:x"}, "bsic.auth.user.info"),
         ({"ssl.ca.location": "/no/such/file"}, "malformed"),
@@ -576,10 +609,10 @@ def test_spark_takes_the_functions_for_those_of_iterators(
 
     monkeypatch.setattr("pyspark.sql.functions.arrow_udf", arrow_udf, raising=False)
     server.add("s", "one")
-    for make in (from_registry, to_registry):
+    for make in (from_registry, to_registry, partial(from_registry, headers="headers")):
         with pytest.raises(NotImplementedError):
             make("value", server.url, subject="s")
-    assert found == [wanted, wanted]
+    assert found == [wanted] * 3
 
 
 def test_columns_need_arrow_udfs(server: Server, text_codec: None, monkeypatch: pytest.MonkeyPatch) -> None:
