@@ -367,6 +367,12 @@ static void append_digits(wide_t *value, int64_t digits) {
         value->high = (int64_t)high;
 }
 
+/* Appends a number with `b` more digits. */
+KAFKA_EOS_COLD static int append_longer(run_t *run, const node_t *node, wide_t value) {
+        append_digits(&value, node->b);
+        return append_value(run, &run->columns[node->column], &value, 16);
+}
+
 /* Appends a big-endian two's complement number of any size with `b` more digits. `symbols` has the limit before. */
 static int append_decimal(run_t *run, int64_t index, const uint8_t *at, int64_t bytes) {
         const node_t *node = &run->input->nodes[index];
@@ -392,7 +398,8 @@ static int append_decimal(run_t *run, int64_t index, const uint8_t *at, int64_t 
         value.high = (int64_t)high;
         if (!is_magnitude_below(value, limit))
                 return fail(run, index, DECIMAL_SIZE, all, 0);
-        append_digits(&value, node->b);
+        if (node->b)
+                return append_longer(run, node, value);
         return append_value(run, &run->columns[node->column], &value, 16);
 }
 

@@ -169,7 +169,7 @@ def arrow_type(schema: Schema, message: str | None) -> pa.DataType:
 
     Args:
         schema: the schema.
-        message: full name of the message type in a Protobuf schema; None = its first.
+        message: full name of the message type in a Protobuf schema; None = its only one at the top level.
     """
     codec = _codec(schema.format)
     found = codec.arrow_type(schema, message) if schema.format == "PROTOBUF" else codec.arrow_type(schema)
@@ -199,7 +199,7 @@ def encoder(schema: Schema, values_type: pa.DataType, message: str | None) -> En
     Args:
         schema: the schema of the messages.
         values_type: the type of the values.
-        message: full name of the message type in a Protobuf schema; None = its first.
+        message: full name of the message type in a Protobuf schema; None = its only one at the top level.
     """
     codec = _codec(schema.format)
     if schema.format == "PROTOBUF":

@@ -548,8 +548,8 @@ _FAMILIES = {
     6: ("fixed64", 65),
     2: ("float", 32),
     1: ("double", 64),
-    9: ("bytes", 1),
-    12: ("bytes", 2),
+    9: ("bytes", 0),
+    12: ("bytes", 0),  # bytes that are not UTF-8 are errors of their rows for a string
     11: ("message", 0),
     10: ("group", 0),
 }

@@ -16,13 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-#: Comments; texts; numbers, some of which have a sign inside; words; single characters. A comment or a text ends
-#: with the file at the latest, so that each character is looked at once.
+#: Comments; texts; numbers, some of which have a sign inside; words; and single characters. If nothing ends a
+#: comment, it goes on to the end of the file, and a text to that of its line. So each character is looked at
+#: once.
 _TOKEN = re.compile(
     r"""(?:\s+|//[^\n]*|/\*.*?(?:\*/|\Z))|("(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?"""
     r"""|\d[\w.]*(?:(?<=[eE])[+-]\d+)?|[\w.]+|.)""",
     re.DOTALL,
 )
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 #: The options that decide how messages are encoded, or whether their file is valid. `features.…` do, too.
 _KEPT = frozenset({"allow_alias", "message_set_wire_format", "default", "packed"})
 #: Java's client does not compare the names that fields have in JSON.
@@ -103,7 +106,7 @@ def _is_entry(statement: list[str]) -> bool:
 
 def _path(statement: list[str]) -> str:
     """Returns the path in an import."""
-    return "".join(token[1:-1] for token in statement if token[0] in "\"'")
+    return "".join(_ESCAPE.sub(r"\1", token[1:-1]) for token in statement if token[0] in "\"'")
 
 
 def _without_options(statement: list[str]) -> list[str]:
