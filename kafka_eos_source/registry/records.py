@@ -13,9 +13,11 @@ record, for which the options for bad records decide, or about the whole task::
     the schema has an unknown format, or another one than the reader's  the record's
     the schema cannot be compiled, or does not fit the reader schema    the record's
     compiling the schema takes too many steps, or protoc too long       the record's
+    a compressed payload is damaged, or takes more than `MOST_BYTES`    the record's
     compiling, or decoding a payload, raises any other exception        the record's, and a warning is logged
-    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429  the task's: RegistryUnavailableError
-    the registry refuses the login (401, 403)                           the task's: AuthorizationError
+    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429, the task's: RegistryUnavailableError
+    or AWS throttles the request
+    the registry refuses the login (401, 403), or AWS the action        the task's: AuthorizationError
     the answer is not that of a registry (HTML, wrong types, 404        the task's: OperatorError
     without a code)
     a library or protoc is missing, or the machine ends protoc          the task's
