@@ -97,7 +97,7 @@ def decoder(
                 f"the records are messages of type {written.full_name}, but {found.full_name} is expected",
                 fix="keep records of other types out of the topic, or set them aside with onInvalidRecord",
             )
-        check_readable(written, found)
+        return MessageDecoder(build_tree(found), kernel(), check_readable(written, found))
     return MessageDecoder(build_tree(found), kernel())
 
 
@@ -166,12 +166,13 @@ class MessageDecoder:
     Args:
         root: the tree of the message.
         kernel: the loaded library.
+        narrowed: fields whose values must be checked (see `compile_tree`).
     """
 
-    def __init__(self, root: Message, kernel: ProtobufKernel) -> None:
+    def __init__(self, root: Message, kernel: ProtobufKernel, narrowed: frozenset[str] = frozenset()) -> None:
         self._root = root
         self._kernel = kernel
-        self._program = compile_tree(root)
+        self._program = compile_tree(root, narrowed)
         self._tables = tables(self._program)
         self._used = (self._tables, self._program)  # a result refers to both
         self._type = root.arrow_type
@@ -420,6 +421,7 @@ _REASONS = {
     6: "the string is not UTF-8",
     9: "the required field is missing",
     11: "the value has {detail} bytes, fewer than its frame",
+    14: "the number does not fit into the type of the reader's schema",
 }
 
 

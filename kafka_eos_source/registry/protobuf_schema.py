@@ -257,19 +257,35 @@ class _Files:
         return path in self._names
 
     def _reduce(self, descriptor: Any) -> None:
-        """Removes imports that are not there, and allows names of fields that are equal in JSON."""
-        places = [at for at, path in enumerate(descriptor.dependency) if self._include(path)]
-        public = [places.index(at) for at in descriptor.public_dependency if at in places]
-        paths = [self._names[descriptor.dependency[at]] for at in places]
-        for field in ("dependency", "public_dependency", "weak_dependency"):
-            descriptor.ClearField(field)
+        """Removes imports that are not there, and what only protoc refuses in messages."""
+        known = {path for path in set(descriptor.dependency) if self._include(path)}
+        kept = [at for at, path in enumerate(descriptor.dependency) if path in known]
+        places = {at: place for place, at in enumerate(kept)}
+        paths = [self._names[descriptor.dependency[at]] for at in kept]
+        public = [places[at] for at in descriptor.public_dependency if at in places]
+        for name in ("dependency", "public_dependency", "weak_dependency"):
+            descriptor.ClearField(name)
         descriptor.dependency.extend(paths)
         descriptor.public_dependency.extend(public)
         waiting = [*descriptor.message_type]
         while waiting:
             message = waiting.pop()
-            message.options.deprecated_legacy_json_field_conflicts = True
             waiting.extend(message.nested_type)
+            message.options.deprecated_legacy_json_field_conflicts = True
+            _join_oneofs(message)
+
+
+def _join_oneofs(message: Any) -> None:
+    """Puts the members of each oneof beside each other."""
+    first: dict[int, int] = {}
+    places = [
+        (first.setdefault(field.oneof_index, at) if field.HasField("oneof_index") else at, at)
+        for at, field in enumerate(message.field)
+    ]
+    if places != sorted(places):
+        ordered = type(message)(field=[message.field[at] for _, at in sorted(places)])
+        message.ClearField("field")
+        message.field.extend(ordered.field)
 
 
 def _restore_entries(messages: Any) -> None:
@@ -555,12 +571,16 @@ _FAMILIES = {
 }
 
 
-def check_readable(writer: Any, reader: Any) -> None:
+def check_readable(writer: Any, reader: Any) -> frozenset[str]:
     """Checks that each field of a writer's message, which the reader's message has too, keeps its value.
+
+    Returns:
+        The full names of the reader's fields that keep only some of the writer's numbers.
 
     Raises:
         InvalidSchemaError: if the reader would skip or change values. It names the field and both types.
     """
+    narrowed: set[str] = set()
     seen = {(writer.full_name, reader.full_name)}
     waiting = [(writer, reader, "")]
     while waiting:
@@ -577,17 +597,19 @@ def check_readable(writer: Any, reader: Any) -> None:
                     fix="give the changed field a new number, or read with a schema that has the writer's "
                     "type",
                 )
+            if _is_narrowed(field, other):
+                narrowed.add(other.full_name)
             if field.message_type is not None and other.message_type is not None:
                 pair = (field.message_type.full_name, other.message_type.full_name)
                 if pair not in seen:
                     seen.add(pair)
                     waiting.append((field.message_type, other.message_type, place))
+    return frozenset(narrowed)
 
 
 def _fits(writer: Any, reader: Any) -> bool:
-    written, bits = _FAMILIES[writer.type]
-    read, room = _FAMILIES[reader.type]
-    if written != read or bits > room or (bits, room) in ((32, 33), (64, 65), (32, 65)):
+    (written, bits), (read, room) = _FAMILIES[writer.type], _FAMILIES[reader.type]
+    if written != read or (bits, room) == (65, 32):  # the largest of uint64 look like negative ones of int32
         return False
     if writer.is_repeated and not reader.is_repeated:
         return False
@@ -595,6 +617,12 @@ def _fits(writer: Any, reader: Any) -> bool:
         entries = [each.message_type.GetOptions().map_entry for each in (writer, reader)]
         return bool(entries[0] == entries[1])
     return True
+
+
+def _is_narrowed(writer: Any, reader: Any) -> bool:
+    """Returns whether the writer's type has numbers that the reader's has not; an odd size has no sign."""
+    bits, room = _FAMILIES[writer.type][1], _FAMILIES[reader.type][1]
+    return bits > room or (bits, room) in ((32, 33), (64, 65), (32, 65))
 
 
 def describe(field: Any) -> str:

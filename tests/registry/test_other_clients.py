@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from decimal import Decimal
@@ -30,7 +31,10 @@ from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, json_schema, protobuf, protobuf_schema, records
 from kafka_eos_source.registry.codec import Reference, Schema
+from kafka_eos_source.registry.protobuf_program import compile_tree
 from kafka_eos_source.registry.protobuf_schema import compile_schema, message_at, path_of
+from kafka_eos_source.registry.protobuf_text import essence, imported_files
+from kafka_eos_source.registry.protobuf_tree import build_tree
 from kafka_eos_source.registry.records import Decoding, frame_prefix
 from tests.registry.avro_kit import decode, error, one, record
 from tests.registry.avro_model import schema_of
@@ -402,6 +406,50 @@ def test_options_that_decide_how_values_are_encoded_are_kept() -> None:
     assert read(proto(new), b"\x0b\x08\x05\x0c") == {"n": {"x": 5}, "i": 0}
 
 
+OLD = """
+syntax = "proto2";
+package old;
+message M {
+  required int32 a = 1 [default = -5];
+  optional string s = 2 [default = "a\\"b\\n{;]"];
+  optional bytes b = 3 [default = '\\001\\377'];
+  optional E e = 4 [default = Y];
+  optional double d = 5 [default = -1.5e-3, deprecated = true];
+  optional float f = 6 [default = inf];
+  repeated int32 p = 7 [packed = true];
+  repeated int32 q = 8 [packed = false];
+  optional group G = 9 { option deprecated = true; optional int32 x = 1; }
+  reserved 20 to 30; reserved "gone";
+  extensions 100 to 199, 1000 to max;
+  enum E { option allow_alias = true; X = 0; Y = 2; Z = 2 [deprecated = true]; }
+  map<string, E> me = 10;
+  oneof o { int32 o1 = 11; string o2 = 12; }
+}
+extend M { optional int32 ext = 100; }
+"""
+
+
+@pytest.mark.parametrize("text", [OLD, (OF_JAVA / "shop.proto").read_text()])
+def test_what_is_left_out_of_a_file_does_not_matter(text: str) -> None:
+    paths = {path: path for path in imported_files(text)}
+    whole, part = (
+        compile_tree(build_tree(message_at(proto(each), (0,)))) for each in (text, essence(text, paths))
+    )
+    for name in ("fields", "messages", "frames", "members", "dense", "known", "constants"):
+        assert getattr(whole, name).tolist() == getattr(part, name).tolist()
+    assert part.slots[0].field.descriptor.GetOptions().ListFields() == []
+
+
+def test_the_members_of_a_oneof_may_stand_apart_in_a_descriptor() -> None:
+    found = descriptor_pb2.FileDescriptorProto()
+    text = 'syntax = "proto3"; message M { oneof o { int32 a = 1; int32 b = 2; } int32 c = 3; }'
+    compile_schema(proto(text)).CopyToProto(found)
+    fields = found.message_type[0].field
+    fields.sort(key=lambda field: {"a": 0, "c": 1, "b": 2}[field.name])
+    stored_apart = proto(base64.b64encode(found.SerializeToString()).decode())
+    assert read(stored_apart, b"\x10\x05\x18\x06") == {"a": None, "b": 5, "c": 6}
+
+
 def test_a_file_that_only_imports_another_one_has_its_messages() -> None:
     of = proto('syntax = "proto3"; import public "x.proto";', ("x.proto", X))
     assert read(of, b"\x08\x05") == {"a": 5}
@@ -427,6 +475,54 @@ def test_bytes_are_read_as_a_string_if_they_are_one() -> None:
     made = protobuf.decoder(of, (0,), reader=reader).decode(pa.array([b"\x0a\x01x", b"\x0a\x01\xff"]), 0)
     assert made.values.to_pylist() == [{"a": "x"}, None]
     assert made.errors == {1: "message M: field a: the string is not UTF-8"}
+
+
+RANGES = {
+    **dict.fromkeys(("int32", "sint32", "sfixed32", "E"), (-(1 << 31), (1 << 31) - 1)),
+    **dict.fromkeys(("int64", "sint64", "sfixed64"), (-(1 << 63), (1 << 63) - 1)),
+    **dict.fromkeys(("uint32", "fixed32"), (0, (1 << 32) - 1)),
+    **dict.fromkeys(("uint64", "fixed64"), (0, (1 << 64) - 1)),
+    "bool": (0, 1),
+}
+EDGES = sorted({edge + step for pair in RANGES.values() for edge in pair for step in (-1, 0, 1)} | {5})
+VARINTS = ("int32", "int64", "uint32", "uint64", "bool", "E")
+PAIRS = [
+    pair
+    for family in (VARINTS, ("sint32", "sint64"), ("fixed32", "sfixed32"), ("fixed64", "sfixed64"))
+    for pair in itertools.permutations(family, 2)
+]
+
+
+def number_schema(kind: str) -> Schema:
+    fields = f"{kind} a = 1; repeated {kind} r = 2;"
+    return proto(f'syntax = "proto3"; enum E {{ ZERO = 0; }} message M {{ {fields} }}')
+
+
+@pytest.mark.parametrize(("written_kind", "read_kind"), PAIRS)
+def test_a_number_is_read_as_one_of_another_type_if_it_has_that_value(
+    written_kind: str, read_kind: str
+) -> None:
+    """Registries let the types of one encoding replace each other, and clients cut off what does not fit."""
+    writer, reader = number_schema(written_kind), number_schema(read_kind)
+    if (written_kind, read_kind) in (("uint64", "int32"), ("uint64", "E")):
+        with pytest.raises(InvalidSchemaError, match="without loss"):
+            protobuf.decoder(writer, (0,), reader=reader)
+        return
+    (least, most), (low, high) = RANGES[written_kind], RANGES[read_kind]
+    numbers = [each for each in EDGES if least <= each <= most]
+    make = message_factory.GetMessageClass(message_at(writer, (0,)))
+    payloads = [make(a=each).SerializeToString() for each in numbers]
+    payloads += [make(r=[0, each]).SerializeToString() for each in numbers]
+    made = protobuf.decoder(writer, (0,), reader=reader).decode(pa.array(payloads, pa.binary()), 0)
+    rows = made.values.to_pylist()
+    for row, number in enumerate(numbers * 2):
+        name = "a" if row < len(numbers) else "r"
+        if low <= number <= high:
+            expected = ("ZERO" if number == 0 else str(number)) if read_kind == "E" else number
+            assert (rows[row]["a"] if name == "a" else rows[row]["r"][1]) == expected
+        else:
+            text = f"field {name}: the number does not fit into the type of the reader's schema"
+            assert made.errors.get(row) == f"message M: {text}", number
 
 
 # -- Protobuf: the entries of maps -------------------------------------------------------------------
