@@ -50,25 +50,13 @@ T = TypeVar("T")
 #: How the option ``url`` begins for Glue.
 SCHEME = "glue://"
 COMPRESSION = "compression"
-_REGION, _ENDPOINT, _PROFILE, _COMPATIBILITY, _TIMEOUT = (
-    "region",
-    "endpoint",
-    "profile",
-    "compatibility",
-    "timeout",
-)
+_REGION, _ENDPOINT, _PROFILE, _TIMEOUT = "region", "endpoint", "profile", "timeout"
+_COMPATIBILITY = "compatibility"
 _OPTIONS = (_REGION, _ENDPOINT, _PROFILE, _TIMEOUT, COMPRESSION, _COMPATIBILITY, ALLOW_HTTP)
 #: Of a registry, and of a schema.
 _NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
-_COMPATIBILITIES = (
-    "BACKWARD",
-    "BACKWARD_ALL",
-    "FORWARD",
-    "FORWARD_ALL",
-    "FULL",
-    "FULL_ALL",
-    "NONE",
-    "DISABLED",
+_COMPATIBILITIES = tuple(
+    ["BACKWARD", "BACKWARD_ALL", "FORWARD", "FORWARD_ALL", "FULL", "FULL_ALL", "NONE", "DISABLED"]
 )
 _ANSWER_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
@@ -163,9 +151,8 @@ class GlueRegistry:
             AuthorizationError, OperatorError: if it refuses the request, or its answer is not a schema.
         """
         what = f"schema version {version_id}"
-        stored = self._stored(
-            self._call("GetSchemaVersion", what, {"SchemaVersionId": str(version_id)}), what
-        )
+        found = self._call("GetSchemaVersion", what, {"SchemaVersionId": str(version_id)})
+        stored = self._stored(found, what)
         if stored.schema_id != version_id:
             raise self._no_registry(what, ValueError(f"it is about version {stored.schema_id}"))
         return stored
@@ -245,8 +232,8 @@ class GlueRegistry:
         if found.get("Status") != _AVAILABLE:
             raise OperatorError(
                 f"{self.name}: {what} has the status {found.get('Status')}; expected {_AVAILABLE}.",
-                fix="write with a schema that is compatible with the earlier versions, or change the "
-                "compatibility of the schema in Glue.",
+                fix="write with a schema that is compatible with the earlier versions; or delete this "
+                "version in Glue, change the compatibility of the schema, and register it again.",
             )
         return replace(schema, schema_id=self._version_id(found, what))
 
@@ -351,7 +338,7 @@ class GlueRegistry:
         if code == _DENIED or status in (401, 403):
             return AuthorizationError(
                 f"{self.name} refuses access to {what}: {reason(failure, NO_SECRETS)}.",
-                fix=f"allow the principal the action glue:{action}; docs/schema-registry.md has a policy.",
+                fix=f"allow the principal the action glue:{action}; docs/schema-registry.md lists all.",
             )
         return OperatorError(
             f"{self.name} refuses a request for {what} (HTTP {status}): {reason(failure, NO_SECRETS)}.",
