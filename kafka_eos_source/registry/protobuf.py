@@ -34,6 +34,8 @@ from kafka_eos_source.registry.protobuf_schema import (
     find_message,
     list_messages,
     message_at,
+    number_of,
+    numbered_message,
     path_of,
 )
 from kafka_eos_source.registry.protobuf_tree import (
@@ -47,17 +49,28 @@ from kafka_eos_source.registry.protobuf_tree import (
     time_text,
 )
 
-__all__ = ["arrow_type", "decoder", "encoder", "message_path", "schema_for"]
+__all__ = [
+    "arrow_type",
+    "decoder",
+    "encoder",
+    "message_number",
+    "message_path",
+    "schema_for",
+]
 
 
 def decoder(
-    writer: Schema, message_path: tuple[int, ...], reader: Schema | None = None, message: str | None = None
+    writer: Schema,
+    message_path: tuple[int, ...] | int,
+    reader: Schema | None = None,
+    message: str | None = None,
 ) -> Decoder:
     """Returns a decoder of the messages that were written with a schema.
 
     Args:
         writer: the schema with which they were written.
-        message_path: the message in that schema, as their frame tells it.
+        message_path: the message in that schema, as their frame tells it: a path (Confluent), or a number
+            (Glue).
         reader: the schema that decides the type of the column. Fields that the writer does not have are null
             or have their default, and fields that the reader does not have are skipped.
         message: the message of the reader; without it, its only one at the top level.
@@ -67,7 +80,10 @@ def decoder(
             type, or the reader would change values.
     """
     found = None if reader is None else _message(reader, message)
-    written = message_at(writer, message_path, None if found is None else found.name)
+    if isinstance(message_path, int):
+        written = numbered_message(writer, message_path)
+    else:
+        written = message_at(writer, message_path, None if found is None else found.name)
     if found is None:
         if message is not None and message not in (written.full_name, written.name):
             raise InvalidSchemaError(
@@ -97,6 +113,11 @@ def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:
     """Returns the path of a message as Confluent's frame stores it; without a name, of the only message."""
     return path_of(schema, _message(schema, message))
+
+
+def message_number(schema: Schema, message: str | None = None) -> int:
+    """Returns the number of a message as Glue's frame stores it; without a name, of the only message."""
+    return number_of(_message(schema, message))
 
 
 def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:

@@ -379,6 +379,38 @@ def list_messages(schema: Schema) -> list[Any]:
     return found
 
 
+def numbered_message(schema: Schema, number: int) -> Any:
+    """Returns the descriptor of the message with a number (see `number_of`).
+
+    Raises:
+        InvalidSchemaError: if there is none.
+    """
+    messages = _sorted(compile_schema(schema))
+    if number >= len(messages) or messages[number].GetOptions().map_entry:
+        raise InvalidSchemaError(
+            f"the message number {number} leads to no message of the schema, which has {len(messages)}",
+            fix="check that the records were written with this schema version",
+        )
+    return messages[number]
+
+
+def number_of(message: Any) -> int:
+    """Returns the number of a message in its file, as AWS Glue's serializers write it."""
+    return _sorted(message.file).index(message)
+
+
+@lru_cache(maxsize=256)
+def _sorted(file: Any) -> tuple[Any, ...]:
+    """Lists the messages of a file as AWS Glue numbers them: by full name, with the entries of maps."""
+    found: list[Any] = []
+    waiting = [*_outermost(file)]
+    while waiting:
+        message = waiting.pop()
+        found.append(message)
+        waiting.extend(message.nested_types)
+    return tuple(sorted(found, key=lambda each: each.full_name))
+
+
 @lru_cache(maxsize=256)  # each record can have a path of its own
 def _outermost(file: Any) -> tuple[Any, ...]:
     return tuple(file.message_types_by_name.values())

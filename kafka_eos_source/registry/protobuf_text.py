@@ -170,8 +170,16 @@ package confluent.types;
 import public "confluent/type/decimal.proto";
 """
 
+#: Of AWS Glue's converter for Kafka Connect.
+_GLUE_DECIMAL = """
+syntax = "proto3";
+package additionalTypes;
+message Decimal { int64 units = 1; int32 fraction = 2; uint32 precision = 3; int32 scale = 4; }
+"""
+
 #: Path → text.
 FILES = {
+    "additionalTypes/decimal.proto": _GLUE_DECIMAL,
     "confluent/meta.proto": _META,
     "confluent/type/decimal.proto": _DECIMAL,
     "confluent/type/variant.proto": _VARIANT,
