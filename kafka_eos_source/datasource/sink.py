@@ -122,6 +122,7 @@ def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns
         if kafka
         else only_changelog(schema)
     )
+    columns = replace(columns, escaped_names=options.header_names == "escape")
     if not options.sinks:
         return columns, None
     from kafka_eos_source.stage.fanout import Plan
@@ -283,6 +284,8 @@ class StagedSink:
             part,
             senders=recorded_senders(task),
             dropped=0 if invalid is None else invalid.dropped,
+            marked=() if invalid is None else invalid.marked.topics,
+            unmarked=0 if invalid is None else invalid.marked.unmarked,
             # without an operator, no report of a shard can be missing
             shards=None if self.columns.only_bad_records and not part.shards else part.shards,
         )
@@ -304,7 +307,10 @@ class StagedSink:
         stage_of = partial(
             PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
         )
-        return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
+        escapes = self.columns.escaped_names
+        return InvalidRows(
+            options.dead_letter_topic, limits, origin, options.topic, stage_of, escaped_names=escapes
+        )
 
     def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         from kafka_eos_source.commit import micro_batch

@@ -19,9 +19,15 @@ from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import bad_record
-from kafka_eos_source.model import StagedPart, TaskFigures
+from kafka_eos_source.model import StagedPart, TaskFigures, TopicRecords
 from kafka_eos_source.protocol import packing, records
-from kafka_eos_source.spark.arrow import BAD_RECORDS, CHANGES, HEADERS_ARROW, STAGED_ARROW
+from kafka_eos_source.spark.arrow import (
+    BAD_RECORDS,
+    CHANGES,
+    HEADERS_ARROW,
+    STAGED_ARROW,
+    unescaped_names,
+)
 from kafka_eos_source.spark.schema import (
     HEADERS,
     INVALID,
@@ -55,6 +61,8 @@ BROKEN_RULE, TOO_LARGE, MARKED = "InvalidRecord", "RecordTooLarge", "MarkedAsInv
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_NAME = 250
+#: The most characters of the reason that a task passes on for the rows of a topic.
+_LONGEST_REASON = 500
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
 
@@ -192,13 +200,20 @@ def _staged(
     invalid: InvalidRows | None,
 ) -> pa.RecordBatch:
     if invalid is not None:
+        invalid.marked.add(marks, len(next(iter(found.values()), marks or ())))
         found = invalid.take(found, marks, origins)
     elif marks is not None and marks.null_count < len(marks):
         raise _marked(marks)
     for name, column in found.items():
         check(name, column)
     return pa.RecordBatch.from_arrays(
-        [_STAGE[name](found[name]) for name in found], schema=staged_schema(columns)
+        [
+            _headers(found[name], escaped_names=columns.escaped_names)
+            if name == HEADERS
+            else _STAGE[name](found[name])
+            for name in found
+        ],
+        schema=staged_schema(columns),
     )
 
 
@@ -229,12 +244,14 @@ def _partition(array: pa.Array) -> pa.Array:
     return array.cast(pa.int32())
 
 
-def _headers(array: pa.Array) -> pa.Array:
+def _headers(array: pa.Array, *, escaped_names: bool) -> pa.Array:
     """Converts headers by position, because the user's field names may be in another letter case."""
     if array.null_count == len(array):
         return pa.nulls(len(array), HEADERS_ARROW)
     entries = array.flatten()
     key = entries.field(0).cast(pa.string())
+    if escaped_names:
+        key = unescaped_names(key)
     struct = pa.StructArray.from_arrays(
         [key, entries.field(1).cast(pa.binary())], fields=list(HEADERS_ARROW.value_type)
     )
@@ -303,7 +320,6 @@ _STAGE = {
     VALUE: _binary,
     TOPIC: _topic,
     PARTITION: _partition,
-    HEADERS: _headers,
     TIMESTAMP: _timestamp,
     CHANGES: _binary,
 }
@@ -331,6 +347,11 @@ class InvalidRows:
         origin: headers that all dead letters of the task have.
         target: option ``topic`` of the write; None if each row names its topic.
         stage: creates the stage of the dead letters, on the first one.
+        escaped_names: whether names of headers in the frame are escaped.
+
+    Attributes:
+        marked: counts the rows that the frame marks.
+        count: number of invalid rows.
     """
 
     def __init__(
@@ -340,14 +361,18 @@ class InvalidRows:
         origin: Mapping[str, str],
         target: str | None,
         stage: Callable[[pa.Schema], PartStage],
+        *,
+        escaped_names: bool = False,
     ) -> None:
         self._topic = topic
+        self._escaped_names = escaped_names
         self._limits = limits
         self._origin = origin
         self._target = target
         self._stage = stage
         self._part: PartStage | None = None
         self._meter = TaskMeter(topic)
+        self.marked = MarkedRows()
         self.count = 0
 
     @property
@@ -475,7 +500,7 @@ class InvalidRows:
                 pc.if_else(pc.and_(large, _longer(key, room // 4)), None, key),
                 pc.if_else(large, pc.binary_slice(value, 0, room - room // 4), value),
                 pa.repeat(pa.scalar(self._topic, pa.string()), rows),
-                _with_headers(original, headers, rows),
+                _with_headers(original, headers, rows, escaped_names=self._escaped_names),
             ],
             schema=SCHEMA,
         )
@@ -483,6 +508,47 @@ class InvalidRows:
             self._part = self._stage(SCHEMA)
         self._part.write(batch)
         self._meter.add(batch)
+
+
+class MarkedRows:
+    """Counts the rows that a frame marks as invalid, by the topic from which their records were read.
+
+    Attributes:
+        unmarked: number of the other rows.
+    """
+
+    def __init__(self) -> None:
+        self.unmarked = 0
+        self._found: dict[str, TopicRecords] = {}
+
+    def add(self, marks: pa.Array | None, rows: int) -> None:
+        """Counts the rows of a batch.
+
+        Args:
+            marks: the column of marks; None if the frame has none.
+            rows: number of rows.
+        """
+        number = 0 if marks is None else rows - marks.null_count
+        self.unmarked += rows - number
+        if not number or marks is None:
+            return
+        marks = marks.drop_null()
+        texts = _text_of(marks)
+        topics = pa.nulls(number, pa.string())
+        if pa.types.is_struct(marks.type):
+            topics = _field(marks, TOPIC, pa.string())
+        for each in topics.value_counts().to_pylist():
+            topic = each["values"] or ""
+            before = self._found.get(topic)
+            if before is None:
+                first = topics.index(each["values"]).as_py() if topic else 0
+                before = TopicRecords(topic, 0, 0, texts[first].as_py()[:_LONGEST_REASON])
+            known = before.bad + each["counts"]
+            self._found[topic] = replace(before, records=known, bad=known)
+
+    def topics(self) -> tuple[TopicRecords, ...]:
+        """The marked rows, by topic."""
+        return tuple(self._found.values())
 
 
 def _origin_of(places: list[pa.Array], rows: int) -> dict[str, pa.Array]:
@@ -575,7 +641,9 @@ def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     return pc.utf8_slice_codeunits(_repaired(column.cast(pa.string())), 0, _LONGEST_NAME)
 
 
-def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:
+def _with_headers(
+    original: pa.Array, added: Mapping[str, pa.Array], rows: int, *, escaped_names: bool
+) -> pa.Array:
     """Returns the original headers of each row, followed by the added ones that are not null.
 
     Original entries without a key, and those with the name of an added header, are left out.
@@ -587,7 +655,10 @@ def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) 
         pc.invert(pc.is_in(keys, value_set=pa.array(records.ALL))),
     )
     parents = pc.list_parent_indices(original).cast(pa.int64()).filter(keeps)
-    all_rows, all_keys, all_values = [parents.to_numpy()], [keys.filter(keeps)], [values.filter(keeps)]
+    keys = keys.filter(keeps)
+    if escaped_names:
+        keys = unescaped_names(keys)
+    all_rows, all_keys, all_values = [parents.to_numpy()], [keys], [values.filter(keeps)]
     for name, column in added.items():
         has = column.is_valid().to_numpy(zero_copy_only=False)
         all_rows.append(np.flatnonzero(has))
