@@ -20,9 +20,10 @@ from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.spark.arrow import HEADERS_ARROW
 from kafka_eos_source.spark.schema import INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import PartStage, StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows, RowChecks
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.row_rules import RecordLimits
-from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows
+from kafka_eos_source.stage.rows import from_batches, from_rows
 
 MARK = pa.struct(
     [
@@ -211,7 +212,14 @@ def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> No
     ):
         written.clear()
         invalid = InvalidRows("dead", LIMITS, {}, "out", lambda schema: Stage())  # type: ignore[arg-type,return-value]
-        assert invalid.take({"value": value, **columns}, marks)["value"].to_pylist() == left
+        marked = {} if marks is None else {"mark": marks}
+        batch = pa.record_batch({"value": value, **columns, **marked})
+        at = {name: batch.schema.get_field_index(name) for name in batch.schema.names}
+        found = SinkColumns(None, None, None, None, None, None)
+        named = replace(found, **{"invalid" if name == "mark" else name: each for name, each in at.items()})
+        reasons = RowChecks(named, LIMITS).reasons(batch)
+        assert reasons is not None
+        assert invalid.take(batch, reasons, named)["value"].to_pylist() == left
         assert written[0][records.MESSAGE].decode() == reason
 
 
