@@ -274,6 +274,60 @@ def test_letters_are_sent_again_and_read_with_the_correct_schema(flights: Flight
     assert {"n": "fifty"} in again
 
 
+def test_a_topic_of_bad_records_stops_the_query_until_a_person_says_that_it_is_meant(
+    flights: Flights,
+) -> None:
+    """The schema is that of another topic; the tasks that read stage the records."""
+    flights.send(json.dumps({"n": f"text {n}"}) for n in range(900))
+    app = flights.app
+
+    def start(schema: str, **options: str) -> None:
+        frame = flights.read(schema=schema)
+        rows = app.sql("SELECT key, n FROM {f}", f=frame) if schema == "n INT" else frame
+        flights.start(rows, key="key", options={**flights.dead_letters, **options})
+
+    with pytest.raises(
+        PySparkException, match=r"all 1,300 records of topic.*does not fit BINARY.*onAllRecordsBad"
+    ):
+        start("carrier INT NOT NULL, n BINARY")
+    assert read_back(flights.broker, flights.target) == read_back(flights.broker, flights.dead) == []
+    start("n INT")  # corrected: some records are good
+    assert len(flights.written()) == len(GOOD)
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 900
+    flights.send(json.dumps({"n": f"text {n}"}) for n in range(1100))
+    with pytest.raises(PySparkException, match=r"all 1,100 records of topic"):
+        start("n INT")
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 900
+    start("n INT", onAllRecordsBad="continue")
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 2000
+    assert len(flights.written()) == len(GOOD)
+
+
+def test_a_copy_keeps_names_of_headers_that_are_not_utf8(flights: Flights) -> None:
+    kafka = {"kafka.bootstrap.servers": flights.broker}
+    names = ["a\\xFFb", "\\x00", "c\\x5Cx41", "\\xED\\xA0\\x80", "ü"]
+    entries = ", ".join(f"named_struct('key', '{each}', 'value', X'01')" for each in names)
+    rows = flights.spark.sql(f"SELECT 'v' AS value, array({entries}) AS headers".replace("\\", "\\\\"))
+    rows.write.format("kafka-eos").options(**kafka, topic=flights.dead, headerNames="escape").mode(
+        "append"
+    ).save()
+    source = {**kafka, "subscribe": flights.dead, "includeHeaders": "true", "startingOffsets": "earliest"}
+
+    def read(**options: str) -> list[str]:
+        frame = flights.spark.read.format("kafka-eos").options(**{**source, **options}).load()
+        return [each["key"] for row in frame.collect() for each in row["headers"]]
+
+    assert read(headerNames="escape") == names
+    assert read() == ["a\ufffdb", "", "c\\x41", "\ufffd\ufffd\ufffd", "ü"]  # as Kafka's Java client
+    with pytest.raises(PySparkException, match=r"offset 0 of .* name is not UTF-8: b'a\\xffb'.*headerNames"):
+        read(headerNames="fail")
+    copy = {"topic": flights.target, "headerNames": "escape", "checkpointLocation": flights.checkpoint}
+    stream = flights.spark.readStream.format("kafka-eos").options(**source, headerNames="escape").load()
+    writer = stream.drop("topic").writeStream.format("kafka-eos").options(**kafka, **copy)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert read(subscribe=flights.target, headerNames="escape") == names
+
+
 def test_a_bad_record_stops_the_query_or_becomes_nulls(flights: Flights) -> None:
     with pytest.raises(PySparkException, match=r"KAFKA_EOS\.INVALID_RECORD.*cannot be decoded") as failed:
         flights.start(flights.read(on_bad="fail"), key="key")

@@ -302,7 +302,8 @@ class BadRecordsOfTask:
             topic, number = each["values"] or "", each["counts"]
             before = self._bad.get(topic)
             if before is None:
-                first = messages[topics.index(each["values"]).as_py()].as_py() or ""
+                at = topics.index(topic) if topic else topics.is_null().index(True)
+                first = messages[at.as_py()].as_py() or ""
                 before = TopicRecords(topic, 0, 0, first[:_LONGEST_REASON])
             self._bad[topic] = replace(before, bad=before.bad + number)
 

@@ -112,8 +112,9 @@ def read_ranges(
             with cycle_collection_paused():
                 runs = reading.next_runs()
                 batches = _batches(runs, settings) if runs else []
-                for run in () if counts is None else runs:
-                    counts[run.tp.topic] = counts.get(run.tp.topic, 0) + len(run.offsets)
+                if counts is not None:
+                    for run in runs:
+                        counts[run.tp.topic] = counts.get(run.tp.topic, 0) + len(run.offsets)
                 del runs
             yield from batches
 

@@ -294,11 +294,12 @@ class MarkedRows:
             topic = each["values"] or ""
             before = self._found.get(topic)
             if before is None:
-                first = topics.index(each["values"]).as_py() if topic else 0
+                first = pc.index(topics if topic else topics.is_null(), topic or True).as_py()
                 before = TopicRecords(topic, 0, 0, texts[first].as_py()[:_LONGEST_REASON])
             known = before.bad + each["counts"]
             self._found[topic] = replace(before, records=known, bad=known)
 
+    @property
     def topics(self) -> tuple[TopicRecords, ...]:
         """The marked rows, by topic."""
         return tuple(self._found.values())
