@@ -27,6 +27,7 @@ from kafka_eos_source.commit import first_records, two_phase
 from kafka_eos_source.commit.first_records import FirstRecords
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.refused_rows import BatchRows, parts_of
 from kafka_eos_source.commit.report_checks import check_names, check_one_source, check_staged_reads
 from kafka_eos_source.commit.request import (
     CommitRequest,
@@ -40,10 +41,8 @@ from kafka_eos_source.commit.request import (
 from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     KafkaEosError,
     RestartQueryError,
-    SinkFailedError,
     StateLostError,
 )
 from kafka_eos_source.kafka.config import admin_config, producer_config
@@ -73,9 +72,8 @@ from kafka_eos_source.sinks.specs import targets
 from kafka_eos_source.spark import packet_senders
 from kafka_eos_source.stage.fanout import Plan
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.invalid_rows import SET_ASIDE
 from kafka_eos_source.stage.parts import StagedRows, check_planned_reads, check_reads, reports
-from kafka_eos_source.stage.task import KeptRows, StagedTask, Staging
+from kafka_eos_source.stage.task import StagedTask, Staging
 from kafka_eos_source.state.changelog.topic import Tail, read_tail
 
 _log = logging.getLogger(__name__)
@@ -129,7 +127,7 @@ def commit_micro_batch(
             fix="set .option('checkpointLocation', …) on the query.",
         )
     who = identity.of_stream(offset_log.query_id(checkpoint), **_names(options))
-    parts = _parts(tasks)
+    parts = parts_of(tasks)
     journal = Journal(who.application_id)
     trace = Trace(observers(journal))
     with traced(trace, options.secrets.hide):
@@ -137,7 +135,7 @@ def commit_micro_batch(
         # 1. Collect. Crash here ⇒ nothing has happened.
         told = partial(describe, trace, journal)
         work = _collect(options, who, checkpoint, folder, parts, batch_id, planned, reads, told)
-        rows = _Rows(options, folder, who.application_id, batch_id, tasks, work.staged, trace)
+        rows = BatchRows(options, folder, who.application_id, batch_id, tasks, work.staged, trace)
         if plan is not None:
             work = replace(work, sinks=rows.for_sinks(plan, staging), restage=rows.without)
         # 2. and 3. Decide and act. Crash here ⇒ see the steps of `machine.Commit`.
@@ -153,7 +151,7 @@ def commit_micro_batch(
             due.write(who.application_id, work.request.batch.run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
             folder.remove_batch(str(old))
-        finish(trace, result, rows.staged, _parts(rows.tasks))
+        finish(trace, result, rows.staged, parts_of(rows.tasks))
         return result
 
 
@@ -175,7 +173,7 @@ def commit_batch_write(
         who = identity.of_one_write(name.removeprefix("write-"), **_names(options))
     else:
         who = identity.of_series(options.txn_app_id, **_names(options))
-    parts = _parts(tasks)
+    parts = parts_of(tasks)
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
     with traced(trace, options.secrets.hide):
@@ -418,137 +416,8 @@ def _request(
     )
 
 
-def _parts(tasks: Iterable[StagedTask]) -> list[StagedPart]:
-    """Returns what the commit sends to Kafka: the rows of the tasks, and the dead letters."""
-    return [part for each in tasks for part in each.parts]
-
-
 def _run_id(parts: Iterable[StagedPart]) -> str:
     return next((part.run_id for part in parts if part.run_id), "")
-
-
-# -- rows that sinks refuse ------------------------------------------------------------------------
-
-#: Number of refused rows that an error shows.
-_MOST_SHOWN = 3
-
-
-class _Rows:
-    """The rows of one micro-batch, which become fewer when sinks refuse some of them.
-
-    Attributes:
-        tasks: what the tasks staged, or the driver after sinks refused rows.
-        staged: these rows, for Kafka.
-    """
-
-    def __init__(
-        self,
-        options: WriteOptions,
-        folder: StagingFolder,
-        application_id: str,
-        batch_id: int,
-        tasks: Sequence[StagedTask],
-        staged: StagedRows,
-        trace: Trace,
-    ) -> None:
-        self.tasks = list(tasks)
-        self.staged = staged
-        self._options = options
-        self._folder = folder
-        self._application_id = application_id
-        self._batch_id = batch_id
-        self._trace = trace
-        self._sinks: two_phase.Sinks | None = None
-        self._plan: Plan | None = None
-        self._staging: Callable[[], Staging] | None = None
-
-    def for_sinks(self, plan: Plan, staging: Callable[[], Staging] | None) -> two_phase.Sinks:
-        """Returns the sinks with their rows.
-
-        Args:
-            plan, staging: as `commit_micro_batch` takes them.
-
-        Raises:
-            StagedPartError: if a staged part is missing or damaged.
-        """
-        self._plan, self._staging = plan, staging
-        self._sinks = self._opened()
-        return self._sinks
-
-    def without(self, refusal: two_phase.Refusal) -> tuple[StagedRows, two_phase.Sinks]:
-        """Implements `request.Restage`."""
-        assert self._staging is not None, "the query has sinks outside Kafka"
-        staging = self._staging()
-        has_kept = all(
-            task.kept is not None or all(part.sink != refusal.sink for part in task.sinks)
-            for task in self.tasks
-        )
-        assert staging.plan is not None
-        kept = KeptRows(self._folder, str(self._batch_id), staging.plan, self.tasks)
-        numbers = kept.numbers(refusal.sink, refusal.rows) if has_kept else {}
-        if staging.limits is None or not has_kept:
-            raise _refused(refusal, self._batch_id, _places(kept, numbers), fails=staging.limits is None)
-        for task, rows in numbers.items():
-            refused = {row: (refusal.sink, refusal.rows[number]) for row, number in rows.items()}
-            self.tasks[task] = staging.again(self.tasks[task], refused)
-        self.staged = StagedRows(
-            self._folder, str(self._batch_id), _parts(self.tasks), self.staged.shards, self.staged
-        )
-        self._sinks = self._opened()
-        return self.staged, self._sinks
-
-    def _opened(self) -> two_phase.Sinks:
-        assert self._plan is not None
-        return two_phase.work(
-            self._options,
-            self._plan,
-            self._folder,
-            self._application_id,
-            self._batch_id,
-            [part for each in self.tasks for part in each.sinks],
-            self._trace,
-            self._sinks,
-        )
-
-
-def _places(kept: KeptRows, numbers: Mapping[int, Mapping[int, int]]) -> dict[int, str]:
-    """Returns where the first refused rows were read, by the numbers that the sink gave them."""
-    found: dict[int, str] = {}
-    for task, rows in numbers.items():
-        shown = dict(sorted(rows.items())[:_MOST_SHOWN])
-        found |= {shown[row]: place for row, place in kept.origins(task, shown).items()}
-    return found
-
-
-def _refused(
-    refusal: two_phase.Refusal, batch_id: int, places: Mapping[int, str], *, fails: bool
-) -> KafkaEosError:
-    """Returns the error for refused rows that stop the query, because they cannot be set aside.
-
-    Args:
-        refusal: the refused rows.
-        batch_id: Spark's id of the batch.
-        places: where rows were read, by their numbers; "" = not known.
-        fails: whether invalid rows fail the batch; otherwise the tasks kept no rows.
-    """
-    first = sorted(refusal.rows.items())[:_MOST_SHOWN]
-    shown = "; ".join(
-        f"{'column ' + repr(each.column) + ': ' if each.column else ''}{each.why.rstrip('.')}"
-        f"{f' ({places[number]})' if places.get(number) else ''}"
-        for number, each in first
-    )
-    more = "" if len(first) == len(refusal.rows) else f"; and {len(refusal.rows) - len(first):,} more"
-    text = (
-        f"sink {refusal.sink!r} refuses {len(refusal.rows):,} of {refusal.of:,} rows of batch {batch_id}: "
-        f"{shown}{more}. Nothing of the batch was committed."
-    )
-    if fails:
-        return InvalidRecordError(text, fix=f"correct the rows or the target; or {SET_ASIDE}.")
-    return SinkFailedError(
-        f"{text} The rows cannot be set aside, because the sink had not said that it may refuse rows when "
-        "the tasks ran.",
-        fix="restart the query, which asks the sink again. A sink of your own says it by refuses_rows.",
-    )
 
 
 # -- 2. and 3. decide and act ----------------------------------------------------------------------

@@ -206,6 +206,8 @@ class BatchFigures:
                 records written to output topics
             ``dead_letters``, ``dropped``
                 invalid rows that were written to the dead-letter topic, and that were dropped
+            ``refused``
+                how often a sink outside Kafka refused rows, so that tasks' rows were staged again
             ``changes``
                 records written to changelog topics
             ``bytes``
