@@ -185,7 +185,7 @@ def test_through_stateful_operators(flights: Flights, way: str) -> None:
 
 
 def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the_batch(
-    flights: Flights,
+    flights: Flights, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = flights.read()
     with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a read with on_bad='dead-letter'"):
@@ -211,6 +211,10 @@ def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the
     assert read_back(flights.broker, flights.target) == []
     keeping = f"SELECT key, CAST(n AS STRING) AS value, {CHANGELOG} FROM flights_with_bad"
     flights.write(flights.spark.sql(keeping))
+    assert "Spark also calls the Python function" not in caplog.text
+    doubled_n = f.udf(lambda n: None if n is None else 2 * n, "int")
+    flights.app.write(frame.where(doubled_n("n") > 5).withColumn("n", f.col("n") + 1), flights.target)
+    assert "calls the Python function(s) <lambda> for the rows that carry bad records" in caplog.text
     assert sorted(value for _, value in flights.written()) == GOOD
     flights.check_letters()
 

@@ -3,9 +3,9 @@
 A wrong schema, or a wrong schema registry, makes each record of a topic a bad one. With
 ``onInvalidRecord=dead-letter`` or ``drop``, the query would then move the whole topic to the dead letters, or
 drop it. So the first batch of each run is looked at: if all records of a topic in it are bad, and they are at
-least `LEAST`, the batch is refused until a person says that this is meant (``onAllRecordsBad=continue``).
-Fewer bad records decide nothing: the next batch is looked at too, until there is a good record, or enough
-bad ones.
+least `LEAST_OF_TOPIC`, the batch is refused until a person says that this is meant
+(``onAllRecordsBad=continue``). Fewer bad records decide nothing: the next batch is looked at too, until there
+is a good record, or enough bad ones.
 
 Two kinds of counts show what is bad:
 
@@ -28,15 +28,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.in_read.bad_records import LEAST_OF_TOPIC
 from kafka_eos_source.model import StagedPart, TopicRecords
 from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 from kafka_eos_source.runtime.logs import warn_once
 
 _log = logging.getLogger(__name__)
-
-#: So many bad records, and no good one, are no accident.
-LEAST = 1000
 
 #: Files of queries that have not committed for this long are deleted.
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -88,7 +86,7 @@ class FirstRecords:
             batch_id: Spark's id of the batch.
         """
         for topic, found in self.bad.items():
-            if topic in settled or found.bad < LEAST:
+            if topic in settled or found.bad < LEAST_OF_TOPIC:
                 continue
             names = ", ".join(map(repr, [topic] if topic else sorted(topics)))
             return InvalidRecordError(
@@ -106,7 +104,7 @@ class FirstRecords:
     @property
     def settles(self) -> frozenset[str]:
         """The topics that need no look in later batches of the run, once this batch is committed."""
-        return self.good | {topic for topic, each in self.bad.items() if each.bad >= LEAST}
+        return self.good | {topic for topic, each in self.bad.items() if each.bad >= LEAST_OF_TOPIC}
 
 
 def _named(marked: TopicRecords, offsets: Mapping[str, int]) -> TopicRecords:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kafka_eos_source.commit import first_records
-from kafka_eos_source.commit.first_records import LEAST, FirstRecords, settle, settled
+from kafka_eos_source.commit.first_records import FirstRecords, settle, settled
 from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.in_read.bad_records import LEAST_OF_TOPIC as LEAST
 from kafka_eos_source.model import ReadPart, ReadTask, StagedPart, TopicRecords
 from kafka_eos_source.observe.figures import Step
 from tests.commit.model_broker import ModelRows, broker_with_genesis, request, rows, run_commit
