@@ -1,4 +1,4 @@
-"""A row that one of several outputs refuses leaves all of them, and becomes one dead letter, whatever dies."""
+"""A row that one output refuses leaves all outputs, and becomes one dead letter, whatever is killed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from kafka_eos_source.testing.verdict import judge
 
 pytest.importorskip("sqlalchemy")
 
-#: Where the driver is killed: while it stages rows again, and around both commits after that.
-STEPS = [
+#: Where the driver is killed: around staging rows again, and before the sinks commit what is left.
+STEPS = ["commit.before_restage", "commit.after_restage", "commit.after_commit"]
+#: The other steps from the refusal on.
+OTHER_STEPS = [
     "commit.after_refusal",
     "commit.within_roll_back",
-    "commit.before_restage",
     "stage.before_close",
-    "commit.after_restage",
     "commit.within_prepare",
     "commit.before_commit",
-    "commit.after_commit",
     "commit.within_finish",
 ]
 
@@ -101,7 +100,7 @@ class Outputs:
             found = judge(wanted[name != "letters"], rows)
             assert found.exactly_once, (name, found)
         for each in read_back(self.scenario.bootstrap, self.dead):
-            about = DeadLetter.parse(each.headers)
+            about = DeadLetter.parse(each.headers or ())
             value = (each.value or b"").decode()
             assert about.error == ("InvalidRecord" if value.endswith("5") else "RefusedBySink"), about
             assert about.sink == "picky"
@@ -122,24 +121,25 @@ def outputs(scenario: Scenario) -> Outputs:
 
 
 @pytest.mark.fault("T481", "the driver is killed around the refusal of rows by a sink", "steps of the commit")
-def test_t481_refused_rows_leave_all_outputs_although_the_driver_is_killed_at_every_step(
-    outputs: Outputs,
+@pytest.mark.parametrize(
+    "steps", [STEPS, pytest.param(OTHER_STEPS, marks=pytest.mark.long)], ids=["restaging", "others"]
+)
+def test_t481_refused_rows_leave_all_outputs_although_the_driver_is_killed(
+    outputs: Outputs, steps: Sequence[str]
 ) -> None:
-    outputs.killed_at_each(STEPS)
+    outputs.killed_at_each(steps)
     outputs.verdict()
 
 
 @pytest.mark.fault("T482", "the same, of rows that the reading tasks staged", "steps of the commit")
+@pytest.mark.long
 def test_t482_refused_rows_that_reading_tasks_staged_leave_all_outputs(outputs: Outputs) -> None:
-    outputs.killed_at_each(
-        ["commit.before_restage", "commit.after_restage", "commit.after_commit"], in_read=True
-    )
+    outputs.killed_at_each(STEPS, in_read=True)
     outputs.verdict()
 
 
-@pytest.mark.fault(
-    "T483", "a driver is paused when it has staged rows again, and another one takes over", "commit"
-)
+@pytest.mark.fault("T483", "a driver that has staged rows again is paused, and another one commits", "commit")
+@pytest.mark.long
 def test_t483_a_paused_driver_that_staged_rows_again_commits_nothing(outputs: Outputs) -> None:
     scenario = outputs.scenario
     scenario.feed(100)
@@ -152,7 +152,8 @@ def test_t483_a_paused_driver_that_staged_rows_again_commits_nothing(outputs: Ou
     outputs.verdict()
 
 
-@pytest.mark.fault("T484", "somebody changes the kept rows of a batch before they are staged again", "commit")
+@pytest.mark.fault("T484", "somebody changes kept rows before they are staged again", "commit")
+@pytest.mark.long
 def test_t484_kept_rows_that_were_changed_are_not_staged_again(outputs: Outputs) -> None:
     scenario = outputs.scenario
     scenario.feed(100)

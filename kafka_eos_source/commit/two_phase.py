@@ -235,8 +235,7 @@ class Sinks:
             deadline: time limit of the commit.
 
         Returns:
-            None if no sink has rows. `Refusal` if a sink refuses some of them; `roll_back` then aborts the
-            work of the others.
+            None if no sink has rows. `Refusal` if a sink refuses some of them; call `roll_back` then.
 
         Raises:
             SinkRetryableError, SinkFailedError: if a sink cannot prepare. `roll_back` then aborts the work of
@@ -254,7 +253,6 @@ class Sinks:
             begun = time.monotonic()
             outcome = self._outcome_of(name, partial(sink.prepare, txn, staged, deadline))
             if isinstance(outcome, Refused):
-                self._prepared.pop()  # nothing is prepared under the id
                 return self._refusal(name, outcome, staged.rows)
             _raise_unless_ok(name, "prepare", txn, outcome)
             if isinstance(outcome, Ok) and outcome.digest:

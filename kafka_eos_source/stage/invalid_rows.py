@@ -11,7 +11,7 @@ written exactly once, and never without the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,14 +52,10 @@ SCHEMA = pa.schema(
     ]
 )
 
-#: Classes of errors, as the header `protocol.records.ERROR` names them. `REFUSED` is for rows that a sink
-#: refused when it prepared the batch; the others are found in tasks.
-BROKEN_RULE, TOO_LARGE, MARKED, REFUSED = (
-    "InvalidRecord",
-    "RecordTooLarge",
-    "MarkedAsInvalid",
-    "RefusedBySink",
-)
+#: Classes of errors that tasks find, as the header `protocol.records.ERROR` names them.
+BROKEN_RULE, TOO_LARGE, MARKED = "InvalidRecord", "RecordTooLarge", "MarkedAsInvalid"
+#: Class of the error of a row that a sink refuses when it prepares the batch.
+REFUSED = "RefusedBySink"
 
 #: What a user can do about an invalid row that fails the batch.
 SET_ASIDE = (
@@ -73,6 +69,8 @@ _LONGEST_NAME = 250
 _LONGEST_REASON = 500
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
+#: Invalid rows are staged when there are so many, or when they have so many bytes.
+_ENOUGH_ROWS, _ENOUGH_BYTES = 1000, 16 << 20
 
 
 # -- which rows are invalid ------------------------------------------------------------------------
@@ -92,6 +90,17 @@ class Reasons:
     errors: pa.Array
     messages: pa.Array
     sinks: pa.Array
+
+    def filtered(self, rows: pa.Array) -> Reasons:
+        """Returns the reasons of some rows."""
+        return Reasons(self.errors.filter(rows), self.messages.filter(rows), self.sinks.filter(rows))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Reasons]) -> Reasons:
+        """Returns the reasons of several batches, one after the other."""
+        return cls(
+            *(pa.concat_arrays([getattr(each, name) for each in parts]) for name in cls.__annotations__)
+        )
 
 
 @dataclass(frozen=True)
@@ -167,42 +176,37 @@ class RowChecks:
             if each.error == MARKED and marks is not None:
                 raise _marked(marks[row].as_py(), at)
             text = each.messages if isinstance(each.messages, str) else each.messages[row].as_py()
-            output = "" if each.sink is None else f"sink {each.sink!r} cannot hold "
-            if output:
-                raise InvalidRecordError(f"{output}{at}: {text}", fix=each.fix)
+            if each.sink is not None:
+                raise InvalidRecordError(f"sink {each.sink!r} cannot hold {at}: {text}", fix=each.fix)
             raise InvalidRecordError(f"{text.removesuffix('.')} in {at}.", fix=each.fix)
 
     def _found(self, batch: pa.RecordBatch) -> Iterator[_Found]:
         """Yields each reason for which there are invalid rows."""
-        marks = _marks(batch, self._columns)
+        marks, plan = _marks(batch, self._columns), self._plan
         if marks is not None and marks.null_count < len(marks):
             yield _Found(marks.is_valid(), MARKED, _text_of(marks), "")
-        if self._plan is None or self._plan.kafka:
-            for each in self._found_for_kafka(batch):
-                if (narrowed := self._going_to(KAFKA, batch, each)) is not None:
-                    yield narrowed
-        for route in () if self._plan is None else self._plan.routes:
+        if plan is None:
+            yield from self._found_for_kafka(batch)
+            return
+        if plan.kafka:
+            yield from _going_to(KAFKA, batch, plan, self._found_for_kafka(batch))
+        for route in plan.routes:
             name = route.spec.name
             at = dict(zip(route.schema.names, route.columns, strict=True))
-            for rule in self._plan.rules.get(name, ()) if self._plan is not None else ():
-                column = batch.column(at[rule.column])
-                broken = rule.broken(column)
-                if pc.any(broken).as_py():
-                    fix = rule.fix or f"correct or filter such rows; or {SET_ASIDE}."
-                    each = _Found(broken, BROKEN_RULE, f"{rule.message(column.type)}.", fix, name)
-                    if (narrowed := self._going_to(name, batch, each)) is not None:
-                        yield narrowed
+            found = (
+                _found_by(rule, batch.column(at[rule.column]), name) for rule in plan.rules.get(name, ())
+            )
+            yield from _going_to(name, batch, plan, (each for each in found if each is not None))
 
     def _found_for_kafka(self, batch: pa.RecordBatch) -> Iterator[_Found]:
+        """Yields each reason for which rows cannot become records, wherever they go."""
         columns = _staged_columns(batch, self._columns)
         limits = self._limits
         rules: list[RowRule] = [rule for name in columns for rule in RULES.get(name, ())]
         rules += [rule for rule in limits.rules() if rule.column in columns] if limits is not None else []
         for rule in rules:
-            column = columns[rule.column]
-            broken = rule.broken(column)
-            if pc.any(broken).as_py():
-                yield _Found(broken, BROKEN_RULE, f"{rule.message(column.type)}.", rule.fix)
+            if (each := _found_by(rule, columns[rule.column])) is not None:
+                yield each
         if limits is None or not columns:
             return
         sizes = record_bytes(columns)
@@ -215,12 +219,25 @@ class RowChecks:
             )
             yield _Found(pc.greater(sizes, limits.record_bytes), TOO_LARGE, texts, "")
 
-    def _going_to(self, output: str, batch: pa.RecordBatch, found: _Found) -> _Found | None:
-        """Returns only the rows that go to an output; None if there are none."""
-        if self._plan is None or self._plan.router is None:
-            return found
-        rows = pc.and_(found.rows, self._plan.destined(batch, output))
-        return replace(found, rows=rows) if pc.any(rows).as_py() else None
+
+def _found_by(rule: RowRule, column: pa.Array, sink: str | None = None) -> _Found | None:
+    """Returns the rows that break a rule; None if there are none."""
+    broken = rule.broken(column)
+    if not pc.any(broken).as_py():
+        return None
+    fix = rule.fix or f"correct or filter such rows; or {SET_ASIDE}."
+    return _Found(broken, BROKEN_RULE, f"{rule.message(column.type)}.", fix, sink)
+
+
+def _going_to(output: str, batch: pa.RecordBatch, plan: Plan, found: Iterable[_Found]) -> Iterator[_Found]:
+    """Yields what was found about rows that go to an output."""
+    for each in found:
+        if plan.router is None:
+            yield each
+            continue
+        rows = pc.and_(each.rows, plan.destined(batch, output))
+        if pc.any(rows).as_py():
+            yield replace(each, rows=rows)
 
 
 def _marks(batch: pa.RecordBatch, columns: SinkColumns) -> pa.Array | None:
@@ -340,6 +357,8 @@ class InvalidRows:
         self._target = target
         self._stage = stage
         self._part: PartStage | None = None
+        self._waiting: list[tuple[pa.RecordBatch, Reasons]] = []
+        self._frame: tuple[SinkColumns, Plan | None] | None = None
         self._meter = TaskMeter(topic)
         self.count = 0
 
@@ -370,14 +389,20 @@ class InvalidRows:
         self.count += bad.true_count
         if self._topic is not None:
             rows = batch.filter(bad)
-            why = Reasons(*(each.filter(bad) for each in (reasons.errors, reasons.messages, reasons.sinks)))
-            self._write(_letters(rows, why, columns, plan))
+            if self._waiting and self._waiting[0][0].schema != rows.schema:
+                self._write_waiting()
+            self._frame = columns, plan
+            self._waiting.append((rows, reasons.filtered(bad)))
+            size = sum(each.nbytes for each, _ in self._waiting)
+            if size >= _ENOUGH_BYTES or sum(each.num_rows for each, _ in self._waiting) >= _ENOUGH_ROWS:
+                self._write_waiting()
         return batch.filter(pc.invert(bad))
 
     def take_bad_records(self, bad: pa.RecordBatch) -> None:
         """Takes records that a read set aside, with the columns `spark.arrow.BAD_RECORDS`."""
         self.count += bad.num_rows
         if self._topic is not None and bad.num_rows:
+            self._write_waiting()  # letters keep the order of their rows
             self._write(
                 _Letters(
                     {name: bad.column(name) for name in (KEY, VALUE, HEADERS)},
@@ -391,6 +416,7 @@ class InvalidRows:
 
     def finish(self) -> StagedPart | None:
         """Makes the dead letters durable; None if there are none."""
+        self._write_waiting()
         if self._part is None or self._topic is None:
             return None
         part, self._part = self._part.finish(), None
@@ -405,6 +431,13 @@ class InvalidRows:
         """Discards the dead letters, because the task attempt failed."""
         if self._part is not None:
             self._part.discard()
+
+    def _write_waiting(self) -> None:
+        """Stages the letters of rows that wait for more rows, because a batch of letters costs some ms."""
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._frame is not None:
+            (rows,) = pa.Table.from_batches([each for each, _ in waiting]).combine_chunks().to_batches()
+            self._write(_letters(rows, Reasons.joined([each for _, each in waiting]), *self._frame))
 
     def _write(self, letters: _Letters) -> None:
         """Stages dead letters."""

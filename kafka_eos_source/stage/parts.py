@@ -138,9 +138,9 @@ class VerifiedParts:
         self._batch = batch
         self._parts = tuple(part for part in parts if part.rows)
         self._copies: LocalCopies = LocalCopies() if before is None else before._copies
-        known = () if before is None else before._parts
+        known = set() if before is None else set(map(id, before._parts))
         for part in self._parts:
-            if part not in known:
+            if id(part) not in known:
                 _check_rows(self._read(part), part, batch)
 
     def batches(self, *, with_changes: bool = False) -> Iterator[pa.RecordBatch]:

@@ -107,7 +107,7 @@ def test_rows_that_were_not_kept_stop_the_query(
     batch = batch_of(task, [task.staging.batches([frame([{"id": each} for each in range(4)])])], monkeypatch)
     wanted = SinkFailedError if sets_aside else InvalidRecordError
     with pytest.raises(
-        wanted, match="refuses 3 of 4 rows of batch 7: column 'id': duplicate key; no; no."
+        wanted, match=r"refuses 3 of 4 rows of batch 7: column 'id': duplicate key; no; no\."
     ) as found:
         batch.without(Refusal("table", REFUSED, 4))
     assert ("restart the query" in found.value.fix) is sets_aside

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.model import TopicRecords
+from kafka_eos_source.model import StagedPart, TopicRecords
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter
@@ -201,6 +201,9 @@ def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> No
             for row in batch.to_pylist():
                 written.append({each["key"]: each["value"] for each in row["headers"]})
 
+        def finish(self) -> StagedPart:
+            return StagedPart("", len(written), 0, 0)
+
     value = pa.array([b"a", b"b"])
     entries = pa.StructArray.from_arrays([text(b"h\xff", b"g"), pa.array([b"1", b"2"])], ["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), entries).cast(HEADERS_ARROW)
@@ -221,6 +224,7 @@ def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> No
         reasons = RowChecks(named, LIMITS).reasons(batch)
         assert reasons is not None
         assert invalid.take(batch, reasons, named)["value"].to_pylist() == left
+        invalid.finish()
         assert written[0][records.MESSAGE].decode() == reason
 
 
@@ -352,6 +356,38 @@ def test_marks_without_a_value_are_refused_if_rows_go_only_to_sinks_outside_kafk
         StructType([StructField("value", StringType()), StructField(INVALID, StringType())])
     )
     assert (found.value, found.invalid) == (0, 1)
+
+
+def test_letters_wait_for_more_rows_and_keep_their_order(tmp_path: Path) -> None:
+    """Invalid rows of several batches are staged together, also if one of them has other types."""
+    place = StagingFolder.at(str(tmp_path))
+    written: list[int] = []
+
+    class Counting(PartStage):
+        def write(self, batch: pa.RecordBatch, records: int | None = None) -> None:
+            written.append(batch.num_rows)
+            super().write(batch, records)
+
+    stage = partial(Counting, folder=place, batch="0", inline_bytes=1 << 20)
+    invalid = InvalidRows("dead", LIMITS, {}, None, stage)
+    values = [{"value": b"%d" % n, "topic": None if n % 3 else "out"} for n in range(12)]
+    bad = [frame(*values[:6]), frame(*values[6:])]
+    large = frame({"value": b"12", "topic": None})
+    large = large.set_column(2, "topic", large["topic"].cast(pa.large_string()))
+    taken = from_batches([*bad, large, *bad], COLUMNS, invalid)
+    good = [row for each in taken for row in each["value"].to_pylist()]
+    assert good == [b"0", b"3", b"6", b"9"] * 2
+    part = invalid.finish()
+    assert part is not None
+    assert (written, part.rows, invalid.count) == ([8, 1, 8], 17, 17)
+    letters = [row for each in StagedRows(place, "0", [part]).batches() for row in each["value"].to_pylist()]
+    one = [b"1", b"2", b"4", b"5", b"7", b"8", b"10", b"11"]
+    assert letters == [*one, b"12", *one]
+    many = InvalidRows("dead", LIMITS, {}, None, stage)
+    written.clear()
+    for _ in range(300):
+        list(from_batches([frame(*({"topic": None} for _ in range(10)))], COLUMNS, many))
+    assert written == [1000] * 3, "memory is bounded"
 
 
 # -- rows that are marked, for the first look at a topic ------------------------------------------
