@@ -185,7 +185,7 @@ def test_through_stateful_operators(flights: Flights, way: str) -> None:
 
 
 def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the_batch(
-    flights: Flights,
+    flights: Flights, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = flights.read()
     with pytest.raises(InvalidSchemaError, match=r"distinct\(\) after a read with on_bad='dead-letter'"):
@@ -211,6 +211,10 @@ def test_a_step_that_would_lose_bad_records_is_refused_at_the_start_or_stops_the
     assert read_back(flights.broker, flights.target) == []
     keeping = f"SELECT key, CAST(n AS STRING) AS value, {CHANGELOG} FROM flights_with_bad"
     flights.write(flights.spark.sql(keeping))
+    assert "Spark also calls the Python function" not in caplog.text
+    doubled_n = f.udf(lambda n: None if n is None else 2 * n, "int")
+    flights.app.write(frame.where(doubled_n("n") > 5).withColumn("n", f.col("n") + 1), flights.target)
+    assert "calls the Python function(s) <lambda> for the rows that carry bad records" in caplog.text
     assert sorted(value for _, value in flights.written()) == GOOD
     flights.check_letters()
 
@@ -272,6 +276,60 @@ def test_letters_are_sent_again_and_read_with_the_correct_schema(flights: Flight
     flights.start(flights.read(schema="n STRING"), key="key")
     again = [row for _, row in flights.written()][len(GOOD) :]
     assert {"n": "fifty"} in again
+
+
+def test_a_topic_of_bad_records_stops_the_query_until_a_person_says_that_it_is_meant(
+    flights: Flights,
+) -> None:
+    """The schema is that of another topic; the tasks that read stage the records."""
+    flights.send(json.dumps({"n": f"text {n}"}) for n in range(900))
+    app = flights.app
+
+    def start(schema: str, **options: str) -> None:
+        frame = flights.read(schema=schema)
+        rows = app.sql("SELECT key, n FROM {f}", f=frame) if schema == "n INT" else frame
+        flights.start(rows, key="key", options={**flights.dead_letters, **options})
+
+    with pytest.raises(
+        PySparkException, match=r"all 1,300 records of topic.*does not fit BINARY.*onAllRecordsBad"
+    ):
+        start("carrier INT NOT NULL, n BINARY")
+    assert read_back(flights.broker, flights.target) == read_back(flights.broker, flights.dead) == []
+    start("n INT")  # corrected: some records are good
+    assert len(flights.written()) == len(GOOD)
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 900
+    flights.send(json.dumps({"n": f"text {n}"}) for n in range(1100))
+    with pytest.raises(PySparkException, match=r"all 1,100 records of topic"):
+        start("n INT")
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 900
+    start("n INT", onAllRecordsBad="continue")
+    assert len(read_back(flights.broker, flights.dead)) == len(BAD) + 2000
+    assert len(flights.written()) == len(GOOD)
+
+
+def test_a_copy_keeps_names_of_headers_that_are_not_utf8(flights: Flights) -> None:
+    kafka = {"kafka.bootstrap.servers": flights.broker}
+    names = ["a\\xFFb", "\\x00", "c\\x5Cx41", "\\xED\\xA0\\x80", "ü"]
+    entries = ", ".join(f"named_struct('key', '{each}', 'value', X'01')" for each in names)
+    rows = flights.spark.sql(f"SELECT 'v' AS value, array({entries}) AS headers".replace("\\", "\\\\"))
+    rows.write.format("kafka-eos").options(**kafka, topic=flights.dead, headerNames="escape").mode(
+        "append"
+    ).save()
+    source = {**kafka, "subscribe": flights.dead, "includeHeaders": "true", "startingOffsets": "earliest"}
+
+    def read(**options: str) -> list[str]:
+        frame = flights.spark.read.format("kafka-eos").options(**{**source, **options}).load()
+        return [each["key"] for row in frame.collect() for each in row["headers"]]
+
+    assert read(headerNames="escape") == names
+    assert read() == ["a\ufffdb", "", "c\\x41", "\ufffd\ufffd\ufffd", "ü"]  # as Kafka's Java client
+    with pytest.raises(PySparkException, match=r"offset 0 of .* name is not UTF-8: b'a\\xffb'.*headerNames"):
+        read(headerNames="fail")
+    copy = {"topic": flights.target, "headerNames": "escape", "checkpointLocation": flights.checkpoint}
+    stream = flights.spark.readStream.format("kafka-eos").options(**source, headerNames="escape").load()
+    writer = stream.drop("topic").writeStream.format("kafka-eos").options(**kafka, **copy)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert read(subscribe=flights.target, headerNames="escape") == names
 
 
 def test_a_bad_record_stops_the_query_or_becomes_nulls(flights: Flights) -> None:

@@ -212,12 +212,32 @@ class ReadTask:
         plan: id of the plan of the batch, different for each time that the source is asked for its tasks.
         task: number of the task in the plan, from 0.
         tasks: number of tasks in the plan.
+        records: how many records the attempt has read, by topic, which `read.fetch.read_ranges` counts; only
+            the attempt itself knows that.
     """
 
     frame: str
     plan: str
     task: int
     tasks: int
+    records: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class TopicRecords:
+    """How many records of a topic one task read, or received as marked rows, and how many of them are bad.
+
+    Attributes:
+        topic: the topic; "" = the marks of the rows do not name it.
+        records: number of records; of marked rows only these.
+        bad: number of bad ones.
+        reason: why the first bad one is bad; "" if there is none.
+    """
+
+    topic: str
+    records: int
+    bad: int
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,12 +249,14 @@ class ReadPart:
         task_attempt_id: id of its attempt (UUID, hex).
         packets: numbers of the packets.
         total: number of packets of the attempt; None if its last packet, which says so, is not among them.
+        topics: what the attempt read of each topic, if its last packet is among them.
     """
 
     task: ReadTask
     task_attempt_id: str
     packets: tuple[int, ...]
     total: int | None = None
+    topics: tuple[TopicRecords, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -288,6 +310,8 @@ class StagedPart:
             (`spark.packet_senders`).
         dead_letters: number of dead letters, if the part holds these: all of its rows, or 0.
         dropped: number of invalid rows that the task dropped besides.
+        marked: rows that the frame marked as invalid, by the topic from which their records were read.
+        unmarked: number of the other rows, if the sink sets invalid rows aside.
         sealed_partitions: partitions of the topic when the task sealed rows for it; 0 if it did not.
         measured: what the task measured while it staged the part.
         digest: SHA-256 of the stream; "" if only this user can write to the file, or it is inline.
@@ -305,6 +329,8 @@ class StagedPart:
     senders: tuple[str, ...] = ()
     dead_letters: int = 0
     dropped: int = 0
+    marked: tuple[TopicRecords, ...] = ()
+    unmarked: int = 0
     sealed_partitions: int = 0
     measured: TaskFigures = field(default=TaskFigures(), compare=False)
     digest: str = ""

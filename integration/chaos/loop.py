@@ -6,12 +6,14 @@ log but not in the commit log. A spec is::
 
     {"source": {…}, "sink": {…}, "checkpoint": …, "available_now": true, "restarts": 0, "mutations": [],
      "history": null, "state": null, "chained": null, "held": false, "marks": null, "undecodable": null,
-     "lost_packet": null, "prefix": "", "in_read": false, "lost_attempt": null, "exclusive_log": true}
+     "lost_packet": null, "drops_packets": false, "prefix": "", "in_read": false, "lost_attempt": null,
+     "exclusive_log": true}
 
 ``marks`` is a pattern: records whose value matches it are marked as invalid. ``undecodable`` is a pattern,
 too: the reading tasks set such records aside. ``lost_packet`` is a file: as long as it does not exist, the
-first packet with such records does not reach the sink; the file then exists. Each value is written with
-``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
+first packet with such records does not reach the sink; the file then exists. With ``drops_packets``, a step
+drops the column of packets, and no task of the sink runs on a host of a reading task. Each value is written
+with ``prefix`` before it. ``state`` holds the options of a stateful operator that counts rows (`stateful`).
 ``chained`` holds the options of two stateful steps (`chained`).
 With ``exclusive_log`` false, a log entry replaces one that another driver wrote, as on some object stores.
 ``in_read`` lets the tasks that read stage the rows (``write=`` of `map_in_read`). ``lost_attempt`` is a file:
@@ -47,12 +49,12 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from integration.chaos import undecodable
 from integration.chaos.switches import switch_off
 from integration.support.history import Record, Recorder, Send, SourceRange, Txn
-from kafka_eos_source.datasource import KafkaEosDataSource
+from kafka_eos_source.datasource import KafkaEosDataSource, sink
 from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns
 from kafka_eos_source.options.table import SINK_IN_READ
 from kafka_eos_source.protocol.offset_log import SourcePosition
-from kafka_eos_source.protocol.packing import CHANGELOG, BadRecords, packets
+from kafka_eos_source.protocol.packing import CHANGELOG, BadRecords, packets, split_packets
 from kafka_eos_source.spark.schema import INVALID
 from kafka_eos_source.stage import staging
 
@@ -138,7 +140,11 @@ class Run:
         source = KafkaEosDataSource({**spec["source"], **in_read})
         self._schema: StructType = source.schema()
         self._reader: Any = source.streamReader(self._schema)
+        self._drops_packets = bool(spec.get("drops_packets"))
         self._columns = self._schema.names if in_read else _COLUMNS
+        if self._drops_packets:
+            self._columns = [name for name in self._columns if name != CHANGELOG]
+            sink.recorded_senders = lambda _: ()
         fields = [self._schema[name] for name in self._columns]
         self._marks: str | None = spec.get("marks")
         if self._marks is not None:
@@ -205,6 +211,8 @@ class Run:
                 read.append(batch)
             if self._loses(batch):
                 continue
+            if self._drops_packets:
+                batch, _ = split_packets(batch)
             rows = self._prefixed(batch.select(self._columns))
             yield rows if self._marks is None else _marked(rows, self._marks)
 

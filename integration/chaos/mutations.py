@@ -162,6 +162,16 @@ def _no_packet_check() -> None:
     micro_batch.check_reads = lambda *_: None
 
 
+def _no_planned_reads() -> None:
+    """Does not ask whether reading tasks were planned that send packets."""
+    micro_batch.check_planned_reads = lambda *_: None
+
+
+def _no_first_look() -> None:
+    """Commits a batch although all of its records are bad."""
+    micro_batch.FirstRecords.refusal = lambda *_: None  # type: ignore[method-assign]
+
+
 def _dead_letters_at_once() -> None:
     """Sends dead letters before the batch, by a producer without transactions."""
     commit = sink.StagedSink.commit_micro_batch
@@ -468,6 +478,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "unpack bad records": _no_bad_records,
     "stage again for Kafka": _refused_rows_stay_for_kafka,
     "packet check": _no_packet_check,
+    "planned reads": _no_planned_reads,
+    "first look": _no_first_look,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,
     "topic ids": _no_topic_ids,

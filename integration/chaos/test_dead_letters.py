@@ -269,3 +269,84 @@ def test_t54_dead_letters_outside_the_transaction_are_doubled(scenario: Scenario
     found = killed_at(scenario, ["commit.within_produce"], "dead letters in the transaction")
     assert found.records.exactly_once, found
     assert found.letters.doubled > 0, found
+
+
+@pytest.mark.fault(
+    "T499", "a step drops the bad records of reading tasks that ran on other hosts than the sink", "plan"
+)
+def test_t499_bad_records_that_a_step_drops_are_missed_although_no_sink_ran_beside_the_read(
+    scenario: Scenario,
+) -> None:
+    found, driver = _dropped(scenario)
+    assert driver.wait() == 1
+    assert "reading tasks were planned, and nothing that they sent" in driver.log.read_text(), driver.tail()
+    assert not found.records.found
+    assert not found.letters.found
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_a_note_of_the_planned_reads_dropped_bad_records_are_lost(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    found, _ = _dropped(scenario, "planned reads")
+    assert found.records.exactly_once, found
+    assert found.letters.missing == 10, found
+
+
+def _dropped(scenario: Scenario, *mutations: str) -> tuple[Outputs, Driver]:
+    """Runs a query that drops the column of packets, without a task of the sink beside a reading task."""
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    scenario.feed(100)
+    last = scenario.start(
+        source={"application.id": scenario.application_id},
+        sink={"onInvalidRecord": "dead-letter", "deadLetter.topic": dead},
+        undecodable=f"{BAD}$",
+        drops_packets=True,
+        mutations=mutations,
+    )
+    last.wait()
+    return Outputs(
+        *(_verdict(scenario, topic, bad) for topic, bad in ((scenario.sink, False), (dead, True)))
+    ), last
+
+
+# -- a topic of which all records are bad
+
+
+@pytest.mark.fault("T498", "all records of a topic are bad, because the schema is wrong", "commit")
+@pytest.mark.parametrize("way", [{"undecodable": "."}, {"marks": "."}], ids=["set aside", "marked"])
+def test_t498_a_run_whose_first_batch_has_only_bad_records_stops_before_it_writes_anything(
+    scenario: Scenario, way: dict[str, Any]
+) -> None:
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    way = {**way, "source": {"maxOffsetsPerTrigger": "5000"}}
+    scenario.feed(900)
+    # too few decide nothing, and do not use up the look at the next batch
+    scenario.run(sink=sink, **way)
+    assert len(read_back(scenario.bootstrap, dead)) == 900
+    assert not scenario.outcome().group_is_behind
+    scenario.feed(1200)
+    for _ in range(2):  # also when the batch is repeated
+        stopped = scenario.start(sink=sink, **way)
+        assert stopped.wait() == 1
+        text = stopped.log.read_text()
+        assert f"all 1,200 records of topic {scenario.source!r} in batch 1 are bad" in text, stopped.tail()
+        assert "matches" in text or "is bad" in text
+        assert len(read_back(scenario.bootstrap, dead)) == 900
+        assert scenario.outcome().group_is_behind, "no offset was committed"
+    # a person says that this is meant; later batches of the run are not looked at again
+    scenario.run(sink={**sink, "onAllRecordsBad": "continue"}, **way)
+    letters = read_back(scenario.bootstrap, dead)
+    assert sorted(values(letters)) == sorted(value for _, value in scenario.sent)
+    assert not read_back(scenario.bootstrap, scenario.sink)
+
+
+@pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
+def test_t54_without_the_first_look_a_whole_topic_goes_to_the_dead_letters(scenario: Scenario) -> None:
+    """Proves that the test above can fail."""
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    scenario.feed(1200)
+    sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    source = {"maxOffsetsPerTrigger": "5000"}
+    scenario.run(sink=sink, source=source, undecodable=".", mutations=["first look"])
+    assert len(read_back(scenario.bootstrap, dead)) == 1200

@@ -151,6 +151,15 @@ class IdentityFile:
             if former.get(name, digest) != digest:
                 raise refusals.changed_table(name)
 
+    def accept_tables(self) -> None:
+        """Records changed static tables that a person accepts, also if this start commits no batch.
+
+        Raises:
+            UnavailableError: if the checkpoint cannot be written.
+        """
+        if self.found is not None:
+            self._write(replace(self.found, tables=self._wanted.tables))
+
     def write(self) -> None:
         """Writes what the file must say before a batch is committed. Call it after the genesis token.
 
@@ -188,14 +197,16 @@ def check_identity(options: WriteOptions) -> None:
 
     The commit checks again before each batch.
 
-    Raises: as `IdentityFile.of`.
+    Raises: as `IdentityFile.of`, and UnavailableError if static tables changed and the file cannot say so.
     """
     checkpoint = options.checkpoint_location
     tables = (options.changed_table, *sorted(options.static_tables.items()))
     key = (checkpoint, options.application_id, options.moved_checkpoint, tables)
     if checkpoint is None or key in _checked or _read(checkpoint) is None:
         return
-    IdentityFile.of(checkpoint, options, offset_log.query_id(checkpoint), 0)
+    found = IdentityFile.of(checkpoint, options, offset_log.query_id(checkpoint), 0)
+    if options.changed_table == "continue":
+        found.accept_tables()
     _checked.add(key)
 
 

@@ -89,6 +89,11 @@ class Result:
     confirmed_by_token: bool = False
     token: Token | None = field(default=None, compare=False)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this commit wrote the batch; otherwise Kafka held it before, or a person says so."""
+        return self.step is Step.COMMITTED or self.confirmed_by_token
+
 
 class Commit:
     """The commit of one batch.
@@ -194,6 +199,9 @@ class Commit:
             self._refuse_hidden_outcome(decision)
         driver = socket.gethostname(), time.time_ns() // 1_000_000
         check_reports(self._context.staged.shards, decision.batch, decision.held, driver)
+        refusal = self._context.request.refusal
+        if refusal is not None and decision.verdict is Verdict.WRITE:
+            raise refusal
         # 2. The genesis token begins the chain. Crash here ⇒ the next start finds it, if it was committed.
         if self._needs_genesis(decision):
             self._write_genesis(decision)

@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kafka_eos_source.commit import open_sinks, two_phase
+from kafka_eos_source.commit import first_records, open_sinks, two_phase
+from kafka_eos_source.commit.first_records import FirstRecords
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.machine import Commit, Result
 from kafka_eos_source.commit.refused_rows import BatchRows, parts_of
@@ -57,14 +58,21 @@ from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.plan import due
 from kafka_eos_source.protocol import identity, offset_log
 from kafka_eos_source.protocol.identity import Identity
-from kafka_eos_source.protocol.offset_log import LoggedOffsets, PlannedBatch, digest_of
+from kafka_eos_source.protocol.offset_log import (
+    LoggedOffsets,
+    PlannedBatch,
+    SourcePosition,
+    digest_of,
+    is_kafka_offset_json,
+)
 from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints, logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.specs import targets
+from kafka_eos_source.spark import packet_senders
 from kafka_eos_source.stage.fanout import Plan
 from kafka_eos_source.stage.files import StagingFolder
-from kafka_eos_source.stage.parts import StagedRows, check_reads, reports
+from kafka_eos_source.stage.parts import StagedRows, check_planned_reads, check_reads, reports
 from kafka_eos_source.stage.task import StagedTask, Staging
 from kafka_eos_source.state.changelog.topic import Tail, read_tail
 
@@ -137,6 +145,8 @@ def commit_micro_batch(
         if work.sinks is not None:
             work.sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
         failpoints.reach("commit.before_cleanup")
+        if work.first is not None and result.is_new:
+            first_records.settle(who.application_id, work.request.batch.run_id, work.first.settles)
         if result.token is not None:
             due.write(who.application_id, work.request.batch.run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
@@ -195,6 +205,7 @@ class _Work:
         staged: its rows, which were verified.
         identity_file: the identity file of the checkpoint; None for a batch write.
         sinks: the sinks outside Kafka; None if there are none.
+        first: what the batch shows of the records of its topics; None for a batch write.
         restage: stages the rows again without those that a sink refuses; None if there are no sinks.
     """
 
@@ -202,6 +213,7 @@ class _Work:
     staged: StagedRows
     identity_file: IdentityFile | None = None
     sinks: two_phase.Sinks | None = None
+    first: FirstRecords | None = None
     restage: Restage | None = None
 
 
@@ -236,6 +248,7 @@ def _collect(
     _refuse_another_plan(planned, PlannedBatch(batch_id, logged.digest), checkpoint)
     if reads is not None:
         check_staged_reads(reads, batch_id, logged, before)
+    check_planned_reads(parts, _planned_reads(who.application_id, logged, before, parts), batch_id)
     check_one_source(staged.shards, len(logged.sources))
     sources, run_id = tuple(ranges(logged, before)), _run_id(parts)
     told(logged, run_id, sources)
@@ -254,7 +267,41 @@ def _collect(
         promised=identity_file.promises_token,
     )
     request = _request(options, who, batch, sources, offset_log.has_native_state(checkpoint))
-    return _Work(request, staged, identity_file)
+    first = FirstRecords.of(parts, _read_offsets(sources))
+    if first.bad and options.all_records_bad == "fail":
+        known = first_records.settled(who.application_id, run_id)
+        topics = {tp.topic for each in sources for tp in each.end or {}}
+        request = replace(request, refusal=first.refusal(known, topics, batch_id))
+    return _Work(request, staged, identity_file, first=first)
+
+
+def _planned_reads(
+    application_id: str,
+    logged: LoggedOffsets,
+    before: LoggedOffsets | None,
+    parts: Iterable[StagedPart],
+) -> set[str]:
+    """Returns the frames whose reading tasks were planned in this run to send packets for the batch.
+
+    A source without new offsets plans nothing, and its line in the log stays the same.
+    """
+    planned = packet_senders.planned_reads(application_id)
+    if not planned:
+        return set()
+    lines = {
+        name: line
+        for name, line in logged.sources.items()
+        if line is not None
+        and is_kafka_offset_json(line)
+        and (before is None or before.sources.get(name) != line)
+    }
+    ends = {SourcePosition.from_json(line).digest for line in lines.values()}
+    arrived = {each.task.frame for part in parts for each in part.reads}
+    return {
+        frame
+        for frame, end in planned.items()
+        if end in ends and (frame in arrived or packet_senders.is_running(application_id, frame))
+    }
 
 
 def _collect_write(
@@ -506,7 +553,7 @@ def describe(
 
 def finish(trace: Trace, result: Result, staged: StagedRows, parts: Iterable[StagedPart]) -> None:
     """Ends the trace of a batch that Kafka holds. Does not raise."""
-    if result.step is Step.SKIPPED and not result.confirmed_by_token:
+    if not result.is_new:
         trace.finish(Outcome.SKIPPED)
         return
     guarded(lambda: _count(trace, staged, parts))
@@ -558,6 +605,15 @@ def reads(sources: Iterable[SourceRange]) -> tuple[SourceRead, ...]:
         for source in sources
         if source.end is not None
     )
+
+
+def _read_offsets(sources: Iterable[SourceRange]) -> Mapping[str, int]:
+    """Returns how many offsets the batch reads of each topic of which it reads any."""
+    found: Counter[str] = Counter()
+    for each in reads(sources):
+        for topic, number in each.offsets.items():
+            found[topic] += number
+    return {topic: number for topic, number in found.items() if number}
 
 
 def _offsets(source: SourceRange, end: Offsets, start: Offsets) -> dict[str, int]:

@@ -481,8 +481,7 @@ def changed_table(name: str) -> InvalidOptionError:
         f"the static table {name!r}, which the query joins in SQL, has other rows or columns than when the "
         "checkpoint was last used. The result would change without a trace.",
         fix="pass the former table; or, if the change is meant, pass options={'onChangedTable': 'continue'} "
-        "to App.write, until a batch is committed. To begin anew, use a new checkpoint and a new "
-        "application.id.",
+        "to App.write for one start. To begin anew, use a new checkpoint and a new application.id.",
     )
 
 

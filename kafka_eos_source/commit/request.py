@@ -18,6 +18,7 @@ from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.two_phase import Refusal, Sinks
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
+from kafka_eos_source.errors import KafkaEosError
 from kafka_eos_source.model import Epochs, GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
 from kafka_eos_source.protocol.token import Due, Mark, ShardProgress, Token, TokenRecord
@@ -202,6 +203,7 @@ class CommitRequest:
             the boundaries of batches, so offsets alone can never identify a batch.
         token_topic: option ``token.topic``.
         dead_letter_topic: option ``deadLetter.topic``.
+        refusal: why the batch must not be written, unless Kafka holds it; None if it may be.
     """
 
     batch: Batch
@@ -217,6 +219,7 @@ class CommitRequest:
     has_native_state: bool = False
     token_topic: str | None = None
     dead_letter_topic: str | None = None
+    refusal: KafkaEosError | None = None
 
     def own(self, cluster: Cluster) -> OwnOffsets:
         """Returns the offsets of the batch on the sink's cluster.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kafka_eos_source.options.checked import ReadOptions
     from kafka_eos_source.plan.planner import Planning
     from kafka_eos_source.plan.split import Task
+    from kafka_eos_source.spark.packet_senders import PlannedReads
     from kafka_eos_source.state.operator.in_read import OperatorInRead
 
 try:  # PySpark 4.2
@@ -104,6 +105,7 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         self._opened: Planning | None = None
         self._staging: StagingPlan | None = None
         self._operator: OperatorInRead | None = None
+        self._planned_reads: PlannedReads | None = None
         if options.operator is not None:
             self._operator = cast("OperatorInRead", self._task_read.step)
         if options.sink is not None:  # most reads do not need the module
@@ -120,23 +122,36 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         operator = self._operator
         if operator is not None:
             tasks = self._planning().shard_tasks(start, end, operator.shards, operator.parallelism)
-            task = self._first_task(operator.shards)
+            task = self._first_task(operator.shards, end)
             return [_ShardTask(shards, task) for shards in tasks]
         planned = self._planning().tasks(start, end)
         if self._staging is not None:
             return self._staging.tasks(start, end, planned)
-        first = self._first_task(len(planned) or 1)
+        first = self._first_task(len(planned) or 1, end)
         if first is None:
             return [_Task(ranges) for ranges in planned]
         # A batch without records has a task too, so that the sink gets a report of each batch.
         return [_Task(ranges, replace(first, task=number)) for number, ranges in enumerate(planned or [()])]
 
-    def _first_task(self, tasks: int) -> ReadTask | None:
-        """Returns the first of some tasks of a new plan; None if the step sets no bad records aside."""
+    def _first_task(self, tasks: int, end: dict[str, Any]) -> ReadTask | None:
+        """Returns the first of some tasks of a new plan; None if the step sets no bad records aside.
+
+        Args:
+            tasks: number of tasks.
+            end: position of the source at the end of the batch.
+        """
         step = self._task_read.step
         if step is None or not step.sets_aside:
             return None
-        return ReadTask(step.frame_of_bad_records, uuid.uuid4().hex, 0, tasks)
+        frame, application_id = step.frame_of_bad_records, self._options.application_id
+        if application_id is not None:
+            from kafka_eos_source.protocol.offset_log import SourcePosition
+            from kafka_eos_source.spark.packet_senders import PlannedReads
+
+            if self._planned_reads is None:
+                self._planned_reads = PlannedReads(application_id, frame)
+            self._planned_reads.plan(SourcePosition.from_dict(end).digest)
+        return ReadTask(frame, uuid.uuid4().hex, 0, tasks)
 
     @short_errors
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,6 +167,8 @@ class _StreamReaderBase(_Reader, DataSourceStreamReader):
         return with_short_errors(staging.run(self._task_read.mapped(staging.ranges, task)))
 
     def stop(self) -> None:
+        if self._planned_reads is not None:
+            self._planned_reads.close()
         if self._staging is not None:
             self._staging.close()
         if self._opened is not None:

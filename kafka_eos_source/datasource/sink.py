@@ -118,6 +118,7 @@ def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns
         if kafka
         else only_changelog(schema)
     )
+    columns = replace(columns, escaped_names=options.header_names == "escape")
     if not options.sinks:
         return columns, None
     from kafka_eos_source.stage.fanout import Plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -141,6 +141,7 @@ def batch_writer(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     columns = check_frame(
         packed or schema, topic_option=options.topic, include_timestamp=options.include_timestamp
     )
+    columns = replace(columns, escaped_names=options.header_names == "escape")
     if columns.changelog is not None:
         raise _cannot_commit(_BATCH_WRITE, only_bad_records=columns.only_bad_records)
     at_least_once.check_target(options)

@@ -36,6 +36,9 @@ DEAD_LETTER: OnBad = "dead-letter"
 #: Columns of the source that name a record in an error.
 PLACE = ("topic", "partition", "offset")
 
+#: So many bad records of a topic, and no good one, are no accident.
+LEAST_OF_TOPIC = 1000
+
 _LONGEST_MESSAGE, _LONGEST_VALUE = 1000, 200
 
 #: What to do about a bad record where ``on_bad`` is "fail".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,10 +12,12 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from kafka_eos_source.documents.converted import Converted
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.in_read.bad_records import FAIL, NULL, OnBad
+from kafka_eos_source.in_read.bad_records import FAIL, LEAST_OF_TOPIC, NULL, OnBad
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.spark.schema import HEADERS, VALUE, read_schema
+
+_log = logging.getLogger(__name__)
 
 #: Prefix of columns that this package adds to frames, such as that of packets.
 RESERVED = "__kafka_eos"
@@ -69,9 +72,31 @@ class DecodedValues:
             kept = [batch.column(name).slice(at, count) for name in names[: self.kept]]
             is_struct = pa.types.is_struct(decoded.values.type)
             fields = decoded.values.flatten() if is_struct else [decoded.values]
-            errors = {} if self.makes_nulls else decoded.errors
+            errors = decoded.errors
+            if self.makes_nulls:
+                if len(errors) == count >= LEAST_OF_TOPIC:
+                    self._warn_of_nulls(errors[0])
+                errors = {}
             yield pa.RecordBatch.from_arrays([*kept, *fields], names), errors
             at += count
+
+    def _warn_of_nulls(self, reason: str) -> None:
+        """Warns once in each process that no value fits, which no later step can know."""
+        rows = self.rows.simpleString()
+        if rows not in _warned:
+            _warned.add(rows)
+            _log.warning(
+                "None of at least %d records, one after the other, fits the schema of the read, %s; with "
+                "on_bad='null', what does not fit is null. The first one: %s. Probably schema= or registry= "
+                "is that of another topic.",
+                LEAST_OF_TOPIC,
+                rows,
+                reason,
+            )
+
+
+#: Schemas of rows about which this process has warned.
+_warned: set[str] = set()
 
 
 def decoded_values(

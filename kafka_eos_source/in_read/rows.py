@@ -64,10 +64,13 @@ class RowTransform(Protocol):
         """Schema of the result."""
         ...
 
-    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    def __call__(
+        self, batch: pa.RecordBatch, *, only_first: bool = False
+    ) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         """Returns the result, and an error for each row of the batch that is bad.
 
-        Bad rows contribute nothing to the result.
+        Bad rows contribute nothing to the result. With ``only_first``, the first error is enough, and the
+        result may then be incomplete.
         """
         ...
 
@@ -262,7 +265,7 @@ class RowsInRead(StepInRead):
             elif is_aligned:
                 yield from self._aligned(transform, rows, each, schema, set_aside)
             else:
-                result, errors = transform(rows)
+                result, errors = transform(rows, only_first=set_aside is None)
                 failpoints.reach("read.after_transform")
                 if errors:
                     self._set_aside(rows, each, errors, set_aside)
@@ -361,7 +364,7 @@ class MappedRows:
         fitting = (fit(each, given, "Spark passed") for each in batches)
         for group in _grouped(fitting, lambda each: each.num_rows, lambda each: each.nbytes):
             batch = concatenated(group)
-            result, errors = self.transform(batch)
+            result, errors = self.transform(batch, only_first=True)
             if errors:
                 row = min(errors)
                 raise InvalidRecordError(

@@ -4,8 +4,8 @@
 `sql_check` refuses what is not the same for every division of the input into batches. The result,
 `SqlTransform`, travels to the tasks.
 
-A row that fails, such as a cast of text that is no number, is an error of that row alone: the batch is
-divided until the rows that fail stand alone.
+A row that fails, such as a cast of text that is no number, is an error of that row alone: a query of its own
+finds such rows where that is possible (`Engine.failing`), or the batch is divided until they stand alone.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class SqlTransform:
         keys: how many columns at the end of its result say in which order its rows belong.
         copies: columns of the result that the text selects unchanged: names in the result and in the input.
         failing: what the engine runs to find the rows that fail; None if only trying can show them.
+        is_exact: whether ``failing`` finds these and no others.
         tables: each static table as an Arrow stream.
         table_digests: a hash of the columns and rows of each static table, whatever their order.
         time_zone: time zone of the text, such as ``Europe/Berlin``.
@@ -73,6 +74,7 @@ class SqlTransform:
     keys: int
     copies: Mapping[str, str]
     failing: str | None = field(repr=False)
+    is_exact: bool
     tables: Mapping[str, bytes] = field(repr=False)
     table_digests: Mapping[str, str]
     time_zone: str
@@ -82,10 +84,16 @@ class SqlTransform:
         """Pickles only the fields, and not what was computed from them."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
-    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    def __call__(
+        self, batch: pa.RecordBatch, *, only_first: bool = False
+    ) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         """Returns the result for a batch, and a text for each of its rows that failed.
 
         The rows of the result are in the order of the input rows from which they come.
+
+        Args:
+            batch: the rows.
+            only_first: whether one failing row is enough, because an error makes the result useless.
 
         Raises:
             InvalidSqlError: if the engine fails for another reason than a row.
@@ -95,7 +103,7 @@ class SqlTransform:
         good, numbers, errors = _valid_text(batch)
         parts, size = [], 0
         with engine.lock:
-            for each in engine.parts(good, numbers, errors):
+            for each in () if errors and only_first else engine.parts(good, numbers, errors, only_first):
                 parts.append(each)
                 size += each.nbytes
                 if size > min(_LARGEST_RESULTS * self.memory_bytes, LARGEST_RESULT_BYTES):
@@ -172,6 +180,7 @@ def compile_sql(
         keys=0,
         copies={},
         failing=None,
+        is_exact=False,
         tables={each: _to_bytes(table) for each, table in static.items()},
         table_digests={},
         time_zone=time_zone,
@@ -199,10 +208,10 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
         ]
     )
     on_tables = engine.text_of(input_first(tree, checked.of_input)) if static else None
-    query, keys, failing = engine.text_of(tree), 0, None
-    if engine.operators(query) <= IN_ORDER:
-        failing = engine.failing(tree)
-    else:
+    query, keys = engine.text_of(tree), 0
+    in_order = engine.operators(query) <= IN_ORDER
+    failing, is_exact = engine.failing(tree)
+    if not in_order:
         lower = frozenset(each.lower() for each in known)
         order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
         keys = order.add(tree)
@@ -210,7 +219,14 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
     copies = selected(tree, draft.name, columns, names)
     digests = {each: engine.digest(each) for each in sorted(static)}
     found = replace(
-        draft, rows=rows, query=query, keys=keys, copies=copies, failing=failing, table_digests=digests
+        draft,
+        rows=rows,
+        query=query,
+        keys=keys,
+        copies=copies,
+        failing=failing,
+        is_exact=is_exact and in_order,
+        table_digests=digests,
     )
     with closing(Engine(found)) as final:
         final.try_without_rows(text)

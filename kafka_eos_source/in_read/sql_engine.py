@@ -46,6 +46,9 @@ Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _SHOWN = 300
 
+#: Rows of a batch that are tried alone to learn their errors, if a query names those that fail exactly.
+_TRIED = 10
+
 _ENGINE_VERSION = 2
 
 #: What the engine may do: compute. Only the first settings need to be there when the database is opened.
@@ -302,23 +305,43 @@ class Engine:
         content = json.dumps([[each[:2] for each in columns], sorted(rows)])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def failing(self, tree: Mapping[str, Any]) -> str | None:
-        """Returns a query that tells for each row whether it fails; None if the text has no such query.
+    def failing(self, tree: Mapping[str, Any]) -> tuple[str | None, bool]:
+        """Returns a query that tells for each row of the input whether it fails, and whether that is exact.
 
-        ``TRY`` of a row of values is null only if one of them fails. The query exists for a SELECT of
-        expressions of the input's columns, without ``unnest``.
+        ``TRY`` of a row of values is null only if one of them fails. So the query tries what a SELECT
+        computes of the input's columns alone. It is exact if that is all that the SELECT does. Otherwise it
+        may leave rows out, such as those for which a condition of a join fails, and name rows that do not
+        fail, because they find no partner. None if there is nothing to try.
 
         Args:
-            tree: the text, which `IN_ORDER` operators can run.
+            tree: the text.
         """
+        source = self._input_of(tree.get("from_table") or {})
+        if tree["type"] != "SELECT_NODE" or source is None:
+            return None, False
+        values = [{**each, "alias": ""} for each in tree["select_list"] if each["class"] not in _NEVER_FAIL]
+        whole = self._failing(source, tree.get("where_clause"), values)
+        if whole is not None:
+            return whole, source is tree["from_table"]
+        return self._failing(
+            source, None, [each for each in values if self._failing(source, None, [each])]
+        ), False
+
+    def _input_of(self, table: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns the input in the tables of a SELECT; None if they do not begin with it."""
+        while table.get("type") == "JOIN":
+            table = table["left"]
+        is_input = table.get("type") == "BASE_TABLE" and table["table_name"].lower() == self.step.name.lower()
+        return table if is_input else None
+
+    def _failing(
+        self, source: Mapping[str, Any], condition: Mapping[str, Any] | None, values: Sequence[Any]
+    ) -> str | None:
+        """Returns a query that tries a condition, and values where it is true; None if there is none."""
         import duckdb
 
-        source = tree.get("from_table") or {}
-        plain = source.get("type") == "BASE_TABLE" and source["table_name"].lower() == self.step.name.lower()
-        if tree["type"] != "SELECT_NODE" or not plain:
+        if condition is None and not values:
             return None
-        condition = tree.get("where_clause")
-        values = [{**each, "alias": ""} for each in tree["select_list"] if each["class"] not in _NEVER_FAIL]
         row = self.tree_of(
             "SELECT CASE WHEN TRY(ROW(true)) IS NULL THEN true WHEN TRY(true) THEN TRY(ROW(1)) IS NULL "
             "ELSE false END AS failing FROM x"
@@ -500,20 +523,23 @@ class Engine:
             self.source.set(self.empty)
         return joined(_in_order(found, self.step.keys), self.step.schema)
 
-    def parts(self, batch: pa.RecordBatch, rows: Rows, errors: dict[int, str]) -> Iterator[pa.RecordBatch]:
+    def parts(
+        self, batch: pa.RecordBatch, rows: Rows, errors: dict[int, str], only_first: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the results for the parts of a batch between the rows that fail.
 
         Args:
             batch: the batch.
             rows: number of each of its rows, for the errors.
             errors: the text for each row that fails; this method fills it.
+            only_first: whether to stop at the first row that fails.
 
         Raises:
             InvalidSqlError: if the engine fails even without rows.
         """
         pending = [(batch, rows, self.step.failing)]
         tried = False
-        while pending:
+        while pending and not (only_first and errors):
             part, numbers, failing = pending.pop()
             if not part.num_rows:
                 continue
@@ -528,7 +554,9 @@ class Engine:
                 if part.num_rows == 1:
                     errors[int(numbers[0])] = self._of_row(error)
                     continue
-                good = self._good(part, numbers, errors) if failing and not error.of_memory else None
+                good = None
+                if failing and not error.of_memory:
+                    good = self._good(part, numbers, errors, only_first)
                 if good is not None:
                     pending.append((part.filter(pa.array(good)), numbers[good], None))
                     continue
@@ -539,12 +567,16 @@ class Engine:
             yield result
 
     def _good(
-        self, part: pa.RecordBatch, numbers: Rows, errors: dict[int, str]
+        self, part: pa.RecordBatch, numbers: Rows, errors: dict[int, str], only_first: bool
     ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """Returns which rows of a batch do not fail, and adds the errors of those that do.
 
-        One query finds them all, so that many of them do not cost as many divisions of the batch. None if
-        that query fails itself, or finds rows that do not fail on their own.
+        One query names the rows, so that many of them do not cost as many divisions of the batch. The engine
+        needs about 1 ms for the error of one row. So if the query is exact, only the first rows are tried,
+        and the error of each further one names the first of these.
+
+        Returns:
+            None if that query fails itself, or mostly names rows that do not fail on their own.
         """
         import duckdb
 
@@ -555,22 +587,32 @@ class Engine:
             return None
         finally:
             self.source.set(self.empty)
-        bad: np.ndarray[Any, np.dtype[np.bool_]] = found.column(0).to_numpy()
+        bad: np.ndarray[Any, np.dtype[np.bool_]] = np.array(found.column(0).to_numpy(), bool)
         if len(bad) != part.num_rows or not bad.any():
             return None
-        texts = {}
-        for row in np.flatnonzero(bad):
+        texts: dict[int, str] = {}
+        innocent = 0
+        for tried, row in enumerate(np.flatnonzero(bad).tolist()):
+            if only_first and texts:
+                break
+            if self.step.is_exact and tried >= _TRIED:
+                first = next(iter(texts.values()))
+                texts[int(numbers[row])] = f"fails like others of its batch, of which the first: {first}"
+                continue
             try:
-                self.run(part.slice(int(row), 1))
+                self.run(part.slice(row, 1))
             except _FailedError as error:
                 if error.of_memory or error.is_broken:
                     return None
                 texts[int(numbers[row])] = self._of_row(error)
             else:
-                return None
+                innocent += 1
+                bad[row] = False
+                if self.step.is_exact or innocent > _TRIED + len(texts):
+                    return None
         errors.update(texts)
         good: np.ndarray[Any, np.dtype[np.bool_]] = np.logical_not(bad)
-        return good
+        return good if texts else None
 
     def _without_rows(self, error: _FailedError) -> None:
         """Checks that the rows are to blame for an error, and not the static tables or the engine."""

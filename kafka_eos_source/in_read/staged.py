@@ -50,6 +50,7 @@ _OF_COMMIT = frozenset(
     {
         "missing_token",
         "foreign_query",
+        "all_records_bad",
         "moved_offsets",
         "moved_checkpoint",
         "commit_timeout_ms",

@@ -24,7 +24,9 @@ from kafka_eos_source.native import load
 from kafka_eos_source.native.buffers import Memory, Part
 
 #: Bits of the last argument of ``decode``: what to copy of each message, besides its position.
-WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS = 1, 2, 4, 8
+WANT_KEY, WANT_VALUE, WANT_TIMESTAMP, WANT_HEADERS, WANT_RAW_NAMES = 1, 2, 4, 8, 16
+#: No column: with it, the names of headers are the bytes that were written, whether they are UTF-8 or not.
+RAW_NAMES = "raw names"
 #: The same, by the column of Spark's schema that needs it.
 WANTS = {
     "key": WANT_KEY,
@@ -37,7 +39,8 @@ WANTS = {
 
 def wants(columns: Collection[str]) -> int:
     """Returns the `WANTS` of these columns in one number. Other columns need nothing from the kernel."""
-    return reduce(or_, (WANTS.get(name, 0) for name in columns), 0)
+    raw = WANT_RAW_NAMES if RAW_NAMES in columns else 0
+    return reduce(or_, (WANTS.get(name, 0) for name in columns), raw)
 
 
 class Column(Structure):
@@ -185,7 +188,7 @@ class Block:
 
     @cached_property
     def header_names(self) -> pa.Array:
-        """Names of all headers, with U+FFFD for what is not UTF-8."""
+        """Names of all headers: with U+FFFD for what is not UTF-8, or their bytes (`RAW_NAMES`)."""
         return self._array(pa.string(), int(self._found.entries), self._found.header_names)
 
     @cached_property

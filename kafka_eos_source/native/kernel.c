@@ -18,7 +18,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_KERNEL_VERSION 10
+#define KAFKA_EOS_KERNEL_VERSION 11
 
 EXPORT int32_t kafka_eos_kernel_version(void) { return KAFKA_EOS_KERNEL_VERSION; }
 
@@ -30,11 +30,11 @@ typedef struct {
         int64_t nulls;
 } column_t;
 
-enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8 };
+enum { WANT_KEY = 1, WANT_VALUE = 2, WANT_TIMESTAMP = 4, WANT_HEADERS = 8, WANT_RAW_NAMES = 16 };
 
 /*
  * The records that one kafka_eos_decode returned. kafka.kernel._Block has the same layout up to `damaged`. Header
- * names are UTF-8.
+ * names are UTF-8, unless WANT_RAW_NAMES asks for their bytes.
  */
 typedef struct {
         int64_t rows, entries;
@@ -347,12 +347,6 @@ static int64_t bytes_of(const void *from, int64_t bytes) {
         return varint_bytes(from ? bytes : -1) + (from ? bytes : 0);
 }
 
-/* A name ends at its first NUL, as in confluent-kafka. */
-static int64_t name_bytes(const header_t *header) {
-        const void *nul = memchr(header->name, 0, (size_t)header->name_bytes);
-        return nul ? (const char *)nul - header->name : header->name_bytes;
-}
-
 /* The fields of a record batch, version 2 (org.apache.kafka.common.record.DefaultRecordBatch). */
 enum {
         AT_LENGTH     = 8,
@@ -556,7 +550,7 @@ static int64_t encode(const rows_t *batches, const int64_t *order, int64_t count
                 bytes = 1 + varint_bytes(since(ms, first_ms)) + varint_bytes(index) + bytes_of(key, key_bytes) +
                         bytes_of(value, value_bytes) + varint_bytes(number);
                 for (j = 0; j < number; j++)
-                        bytes += bytes_of(header[j].name, name_bytes(&header[j])) +
+                        bytes += bytes_of(header[j].name, header[j].name_bytes) +
                                  bytes_of(header[j].value, header[j].value_bytes);
                 total = varint_bytes(bytes) + bytes;
                 if (index > 0 && at - out + total > limit)
@@ -574,7 +568,7 @@ static int64_t encode(const rows_t *batches, const int64_t *order, int64_t count
                 at    = put_bytes(at, value, value_bytes);
                 at    = put_varint(at, number);
                 for (j = 0; j < number; j++) {
-                        at = put_bytes(at, header[j].name, name_bytes(&header[j]));
+                        at = put_bytes(at, header[j].name, header[j].name_bytes);
                         at = put_bytes(at, header[j].value, header[j].value_bytes);
                 }
                 if (ms > max_ms)
@@ -763,12 +757,13 @@ static int append_repaired(column_t *column, int64_t index, const uint8_t *from,
 
 /*
  * Appends `number` headers that begin at `at` to the arrays of names (never null) and values. A name ends at its
- * first NUL. Returns what follows the headers; NULL as get_bytes.
+ * first NUL, as in librdkafka, unless its bytes are wanted as they are. Returns what follows the headers; NULL as get_bytes.
  */
 static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const uint8_t *past, int64_t number) {
         const uint8_t *next = at, *name = NULL, *value = NULL;
         int64_t index, name_length, value_length = 0;
-        int32_t count = (int32_t)number;
+        int32_t count    = (int32_t)number;
+        const int is_raw = (block->wanted & WANT_RAW_NAMES) != 0;
 
         for (index = 0; index < number; index++) {
                 next = get_bytes(next, past, &name, &name_length);
@@ -780,8 +775,9 @@ static const uint8_t *decode_headers(block_t *block, const uint8_t *at, const ui
                 int done;
                 at          = get_bytes(at, past, &name, &name_length);
                 at          = get_bytes(at, past, &value, &value_length);
-                name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
-                done        = is_utf8(name, name_length)
+                if (!is_raw)
+                        name_length = (int64_t)strnlen((const char *)name, (size_t)name_length);
+                done        = is_raw || is_utf8(name, name_length)
                                       ? append_entry(&block->header_names, block->entries, name, name_length)
                                       : append_repaired(&block->header_names, block->entries, name, name_length);
                 if (!done || !append_entry(&block->header_values, block->entries, value, value ? value_length : 0))

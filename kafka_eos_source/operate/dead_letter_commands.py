@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 #: Letters in the table, unless the command line says otherwise.
 _IN_TABLE = 50
 _LONGEST_CELL = 60
+_PLACE = re.compile(r"([0-9]{1,10}):([0-9]{1,19})")
 _COLUMNS = ("written (UTC)", "at", "error", "message", "holds", "read from", "query", "batch")
 
 
@@ -41,7 +43,23 @@ def _moment(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     return round((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
 
 
+def _place(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Checks the place of a letter, and returns it without leading zeros."""
+    if value is None:
+        return None
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no place; expected PARTITION:OFFSET, such as 0:17")
+    return f"{int(found[1])}:{int(found[2])}"
+
+
 _FILTERS = (
+    click.option(
+        "--at",
+        callback=_place,
+        metavar="PARTITION:OFFSET",
+        help="Only the letter at this place in TOPIC, as the column 'at' of list shows it.",
+    ),
     click.option(
         "--error", metavar="CLASS", help="Only letters of this error class, such as RecordTooLarge."
     ),

@@ -24,7 +24,7 @@ class Letter:
     """One record of a dead-letter topic.
 
     Attributes:
-        record: the record as it is in the log.
+        record: the record as it is in the log, with escaped names of headers (`spark.arrow.escaped_names`).
         about: what its headers say.
     """
 
@@ -52,6 +52,7 @@ class Filter:
     """Which dead letters to select; None = any.
 
     Attributes:
+        at: place of the letter in its topic, ``<partition>:<offset>``.
         error: class of the error.
         application_id: the query that wrote the letter.
         origin_topic: topic from which the record was read.
@@ -60,6 +61,7 @@ class Filter:
         since_ms, until_ms: time at which the letter was written, in ms since 1970; ``until_ms`` is excluded.
     """
 
+    at: str | None = None
     error: str | None = None
     application_id: str | None = None
     origin_topic: str | None = None
@@ -74,7 +76,10 @@ class Filter:
         for name in ("error", "application_id", "origin_topic", "batch", "holds"):
             if getattr(self, name) not in (None, getattr(about, name)):
                 return False
-        at = letter.record.timestamp_ms
+        record = letter.record
+        if self.at is not None and self.at != f"{record.tp.partition}:{record.offset}":
+            return False
+        at = record.timestamp_ms
         if at is None:
             return self.since_ms is None and self.until_ms is None
         if self.since_ms is not None and at < self.since_ms:
@@ -100,7 +105,7 @@ def read_letters(
         logs: bounds of each partition's log.
         silence_seconds: how long brokers may be silent.
     """
-    for record in records.read(kafka, ranges, logs, silence_seconds=silence_seconds):
+    for record in records.read(kafka, ranges, logs, silence_seconds=silence_seconds, header_names="escape"):
         yield Letter.of(record)
 
 

@@ -105,6 +105,7 @@ def read(
     *,
     uncommitted: bool = False,
     silence_seconds: float = _SILENCE_SECONDS,
+    header_names: str = "replace",
 ) -> Iterator[TopicRecord]:
     """Yields the records of offset ranges; of one partition in offset order.
 
@@ -114,6 +115,7 @@ def read(
         logs: bounds of each partition's log, which tell open transactions from ended ones.
         uncommitted: whether to include records of open and aborted transactions, marked as such.
         silence_seconds: how long brokers may be silent.
+        header_names: how names of headers that are not UTF-8 are shown (`read.columns.Contents`).
 
     Raises:
         UnavailableError: if no broker sends more of the ranges for too long.
@@ -122,12 +124,12 @@ def read(
         RecordsDamagedError: if a record batch is damaged.
     """
     if not uncommitted:
-        yield from _read(kafka, ranges, "read_committed", silence_seconds)
+        yield from _read(kafka, ranges, "read_committed", silence_seconds, header_names)
         return
     stable = {tp: (start, min(end, logs[tp].stable)) for tp, (start, end) in ranges.items()}
-    committed = _read(kafka, stable, "read_committed", silence_seconds)
+    committed = _read(kafka, stable, "read_committed", silence_seconds, header_names)
     seen = {(record.tp, record.offset) for record in committed}
-    for record in _read(kafka, ranges, "read_uncommitted", silence_seconds):
+    for record in _read(kafka, ranges, "read_uncommitted", silence_seconds, header_names):
         state: State = "committed"
         if record.offset >= logs[record.tp].stable:
             state = "open"
@@ -141,10 +143,15 @@ def _read(
     ranges: Mapping[TopicPartition, tuple[int, int]],
     isolation_level: str,
     silence_seconds: float,
+    header_names: str,
 ) -> Iterator[TopicRecord]:
     conf = {**admin_config(kafka), "isolation.level": isolation_level}
     settings = ReadSettings(
-        conf, include_headers=True, poll_timeout_ms=int(silence_seconds * 1000), skip_damaged=None
+        conf,
+        include_headers=True,
+        poll_timeout_ms=int(silence_seconds * 1000),
+        skip_damaged=None,
+        header_names=header_names,
     )
     progress = Progress([OffsetRange(tp, *bounds) for tp, bounds in ranges.items() if bounds[0] < bounds[1]])
     if progress.done:
@@ -160,11 +167,11 @@ def _read(
                 fix = "check that the leaders of the partitions are up."
                 raise UnavailableError(error.message, fix=fix) from error
             for run in runs:
-                yield from _records(run)
+                yield from _records(run, header_names)
 
 
-def _records(run: Run) -> Iterator[TopicRecord]:
-    contents = Contents([run])
+def _records(run: Run, header_names: str) -> Iterator[TopicRecord]:
+    contents = Contents([run], header_names=header_names)
     ms, types = contents.timestamps()
     columns = (run.offsets, ms, types, contents.keys(), contents.values(), contents.headers())
     for offset, at, kind, key, value, headers in zip(*(each.tolist() for each in columns), strict=True):

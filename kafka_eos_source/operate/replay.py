@@ -38,7 +38,7 @@ from kafka_eos_source.protocol.records import INPUT, OUTPUT, without_ours
 from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
-from kafka_eos_source.spark.arrow import STAGED_ARROW
+from kafka_eos_source.spark.arrow import STAGED_ARROW, with_unescaped_names
 from kafka_eos_source.stage.row_rules import (
     CLIENT_BYTES,
     CLOCKS_DIFFER_MS,
@@ -598,7 +598,8 @@ class _Session:
         producer.begin()
         try:
             if rows:
-                producer.send(pa.RecordBatch.from_pylist(list(rows), schema=_ROW), None, deadline)
+                batch = pa.RecordBatch.from_pylist(list(rows), schema=_ROW)
+                producer.send(with_unescaped_names(batch), None, deadline)
                 producer.flush(deadline)
             if producer.enqueued != len(rows):
                 raise AbortableError(f"the client enqueued {producer.enqueued} of {len(rows)} records")

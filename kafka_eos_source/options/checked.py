@@ -108,6 +108,7 @@ class ReadOptions:
     skip_damaged: Mapping[TopicPartition, tuple[int, ...]]
     most_decompressed_bytes: int
     include_headers: bool
+    header_names: str
     columns: tuple[str, ...] | None
     step_in_read: str | None
     sql_memory_bytes: int
@@ -155,6 +156,8 @@ class WriteOptions:
     token_topic: str | None = None
     on_invalid_record: str = "fail"
     dead_letter_topic: str | None = None
+    all_records_bad: str = "fail"
+    header_names: str = "replace"
     sinks: tuple[SinkSpec, ...] = ()
 
     @property

@@ -85,6 +85,7 @@ def parse_read(
         fail_on_data_loss=found["failOnDataLoss"],
         skip_damaged=_skip_damaged(found["skipDamagedRecords"], subscription),
         most_decompressed_bytes=found[MOST_DECOMPRESSED],
+        header_names=found["headerNames"],
         include_headers=found["includeHeaders"] if columns is None else "headers" in columns,
         columns=columns,
         step_in_read=found[STEP_IN_READ],
@@ -149,6 +150,8 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         token_topic=_token_topic(found, streaming=streaming),
         on_invalid_record=found["onInvalidRecord"],
         dead_letter_topic=_dead_letter_topic(found),
+        all_records_bad=found["onAllRecordsBad"],
+        header_names=found["headerNames"],
         sinks=specs.parse(found["sinks"], _of_sinks(options)),
     )
 

@@ -332,6 +332,18 @@ OPTIONS: tuple[Option, ...] = (
         idle=WRITE,
     ),
     Option(
+        "headerNames",
+        (*READ, *WRITE),
+        values.choice("replace", "escape", "fail"),
+        "`replace`, `escape`, `fail`",
+        "How names of headers are shown that are not UTF-8. `replace` shows U+FFFD in the place of such bytes, as Kafka's "
+        "Java client does, and Spark and Flink with it. `escape` shows each such byte as `\\xHH`, and each backslash as "
+        "`\\x5C`. `fail` stops the query. With `escape` on a sink, names with `\\xHH` are written as these bytes, so that "
+        "a query with `escape` on both sides copies all names unchanged; other values have no effect on a sink. A query "
+        "may have another value at each start.",
+        default="replace",
+    ),
+    Option(
         "columns",
         READ,
         values.read_columns,
@@ -519,6 +531,18 @@ OPTIONS: tuple[Option, ...] = (
         "batch. `drop` drops and counts the row. `dead-letter` writes it to `deadLetter.topic` in the transaction of its "
         "batch. Either way, the row reaches no output. "
         "Needs `processing.guarantee=exactly_once`, unless it is `fail`.",
+        default="fail",
+    ),
+    Option(
+        "onAllRecordsBad",
+        (STREAM_WRITE,),
+        values.choice("fail", "continue"),
+        "`fail`, `continue`",
+        "What happens if, in the first batch of a run, all records of a topic are bad and they are at least 1,000, with "
+        "`onInvalidRecord=drop` or `dead-letter`. `fail` stops the query before anything is written: probably the schema "
+        "is that of another topic. `continue` treats them like other bad records. Fewer records do not decide; the next "
+        "batches are looked at too, until a topic had a good record or 1,000 bad ones. See "
+        "[Bad records](bad-records.md#all-records-of-a-topic).",
         default="fail",
     ),
     Option(

@@ -33,14 +33,14 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
 from kafka_eos_source.errors import InvalidRecordError, StateError, UnavailableError
-from kafka_eos_source.model import ReadTask, ShardReport, TopicPartition
+from kafka_eos_source.model import ReadTask, ShardReport, TopicPartition, TopicRecords
 from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
 
 #: Arrow needs buffers that begin at a multiple of this address; packed batches are padded to it.
@@ -206,6 +206,7 @@ class BadRecords:
         number: number of this packet in the attempt, from 0.
         total: number of packets of the attempt; only its last packet, which has no records, says it.
         records: an Arrow IPC stream; empty if the packet has no records.
+        topics: what the attempt read of each topic; likewise.
     """
 
     task: ReadTask
@@ -213,6 +214,7 @@ class BadRecords:
     number: int
     total: int | None
     records: memoryview
+    topics: tuple[TopicRecords, ...] = ()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the records, with the schema `spark.arrow.BAD_RECORDS`.
@@ -224,7 +226,9 @@ class BadRecords:
 
     def without_records(self) -> pa.Buffer:
         """Returns the packet without its records. It still proves that the records arrived."""
-        return pa.py_buffer(_head_of_read(self.task, self.task_attempt_id, self.number, self.total))
+        return pa.py_buffer(
+            _head_of_read(self.task, self.task_attempt_id, self.number, self.total, self.topics)
+        )
 
 
 def _batches(stream: memoryview) -> Iterator[pa.RecordBatch]:
@@ -254,6 +258,8 @@ def pack_packets(report: ShardReport, changes: Iterable[pa.RecordBatch]) -> Iter
 
 #: Approximate size of the records in a packet, in bytes. Spark holds a packet in memory as one row.
 _PACKET_BYTES = 2 << 20
+#: The most characters of the reason why a record is bad, in the report of its task.
+_LONGEST_REASON = 500
 
 
 class BadRecordsOfTask:
@@ -270,18 +276,36 @@ class BadRecordsOfTask:
         self._task = task
         self._attempt = uuid.uuid4().hex
         self._number = 0
+        self._bad: dict[str, TopicRecords] = {}
         self.is_reported = False
 
     def packets(self, records: pa.RecordBatch) -> Iterator[pa.Buffer]:
         """Packs records with the schema `spark.arrow.BAD_RECORDS`, of which there is at least one."""
+        self._count(records)
         for each in slices(records, _PACKET_BYTES):
             yield pack_stream(each, _head_of_read(self._task, self._attempt, self._number, None))
             self._number += 1
 
     def report(self) -> pa.Buffer:
-        """Returns the last packet, which contains the number of packets. Call it once, after all records."""
+        """Returns the last packet: number of packets, and what was read. Call it once, after all records."""
         self.is_reported = True
-        return pa.py_buffer(_head_of_read(self._task, self._attempt, self._number, self._number + 1))
+        read = self._task.records
+        topics = [
+            replace(self._bad.get(topic) or TopicRecords(topic, 0, 0), records=read.get(topic, 0))
+            for topic in dict.fromkeys((*read, *self._bad))
+        ]
+        return pa.py_buffer(_head_of_read(self._task, self._attempt, self._number, self._number + 1, topics))
+
+    def _count(self, records: pa.RecordBatch) -> None:
+        topics, messages = records.column("topic"), records.column("message")
+        for each in topics.value_counts().to_pylist():
+            topic, number = each["values"] or "", each["counts"]
+            before = self._bad.get(topic)
+            if before is None:
+                at = topics.index(topic) if topic else topics.is_null().index(True)
+                first = messages[at.as_py()].as_py() or ""
+                before = TopicRecords(topic, 0, 0, first[:_LONGEST_REASON])
+            self._bad[topic] = replace(before, bad=before.bad + number)
 
 
 def packets(column: pa.BinaryArray) -> Iterator[Packet | BadRecords]:
@@ -402,7 +426,12 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet | BadRecords
         if version == _VERSION and "plan" in header:
             task = ReadTask(*(header[key] for key in ("frame", "plan", "task", "tasks")))
             return BadRecords(
-                task, header["attempt"], header["number"], header.get("total"), view[4 + length :]
+                task,
+                header["attempt"],
+                header["number"],
+                header.get("total"),
+                view[4 + length :],
+                tuple(TopicRecords(*each) for each in header.get("topics", ())),
             )
         if version == _VERSION:
             tp = TopicPartition(header["topic"], header["shard"])
@@ -425,7 +454,9 @@ def unpack_packet(packet: pa.Buffer | bytes | memoryview) -> Packet | BadRecords
     )
 
 
-def _head_of_read(task: ReadTask, attempt: str, number: int, total: int | None) -> bytes:
+def _head_of_read(
+    task: ReadTask, attempt: str, number: int, total: int | None, topics: Sequence[TopicRecords] = ()
+) -> bytes:
     header: dict[str, object] = {
         "v": _VERSION,
         "frame": task.frame,
@@ -434,7 +465,7 @@ def _head_of_read(task: ReadTask, attempt: str, number: int, total: int | None) 
         "tasks": task.tasks,
         "attempt": attempt,
         "number": number,
-        **({} if total is None else {"total": total}),
+        **({} if total is None else {"total": total, "topics": [astuple(each) for each in topics]}),
     }
     return _with_length(header)
 

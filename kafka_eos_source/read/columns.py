@@ -17,13 +17,15 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.kafka.kernel import Block, KernelMessages
 from kafka_eos_source.model import TopicPartition
-from kafka_eos_source.spark.arrow import HEADERS_ARROW, read_arrow_schema
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, escaped_names, read_arrow_schema
 
 #: The largest timestamp, in ms, that fits Spark's 64-bit microseconds.
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 _log = logging.getLogger(__name__)
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+#: The most bytes of a name that an error shows.
+_SHOWN = 100
 
 #: The most bytes in one column of a batch, because offsets in Arrow and Spark have 32 bits.
 MAX_COLUMN_BYTES = 2**31 - 1
@@ -78,6 +80,7 @@ def record_batches(
     include_headers: bool,
     columns: tuple[str, ...] | None = None,
     limit_bytes: int = MAX_COLUMN_BYTES,
+    header_names: str = "replace",
 ) -> list[pa.RecordBatch]:
     """Returns the rows of ``runs`` in order, in one batch, or in several if a column would be too large.
 
@@ -86,12 +89,13 @@ def record_batches(
         include_headers: whether the schema has the column ``headers``.
         columns: names of the requested columns, in order; None = all.
         limit_bytes: maximum size of one column of a batch.
+        header_names: as in `Contents`.
 
     Raises:
-        InvalidRecordError: if a single record is larger than ``limit_bytes``.
+        InvalidRecordError: if a single record is larger than ``limit_bytes``; or as `Contents.headers`.
     """
     try:
-        return [record_batch(runs, include_headers, columns, limit_bytes)]
+        return [record_batch(runs, include_headers, columns, limit_bytes, header_names)]
     except ColumnTooLargeError as failure:
         if _row_count(runs) == 1:
             tp, offset = _where(runs, 0)
@@ -104,7 +108,7 @@ def record_batches(
     return [
         batch
         for half in _halves(runs)
-        for batch in record_batches(half, include_headers, columns, limit_bytes)
+        for batch in record_batches(half, include_headers, columns, limit_bytes, header_names)
     ]
 
 
@@ -113,13 +117,15 @@ def record_batch(
     include_headers: bool,
     columns: tuple[str, ...] | None = None,
     limit_bytes: int = MAX_COLUMN_BYTES,
+    header_names: str = "replace",
 ) -> pa.RecordBatch:
     """Returns the rows of ``runs`` in one batch; arguments as in `record_batches`.
 
     Raises:
         ColumnTooLargeError: if a column is larger than ``limit_bytes``.
+        InvalidRecordError: as `Contents.headers`.
     """
-    contents = Contents(runs, limit_bytes)
+    contents = Contents(runs, limit_bytes, header_names)
     schema = read_arrow_schema(include_headers, columns)
     makers: dict[str, Callable[[], pa.Array]] = {
         "key": contents.keys,
@@ -137,15 +143,26 @@ def record_batch(
 
 
 class Contents:
-    """Contents of messages as Arrow columns; each method builds its column.
+    r"""Contents of messages as Arrow columns; each method builds its column.
+
+    Args:
+        runs: the messages.
+        limit_bytes: maximum size of one column.
+        header_names: option ``headerNames``: how names of headers that are not UTF-8 are shown. ``replace``
+            shows U+FFFD as Kafka's Java client does; ``escape`` shows each byte as ``\xHH``, and a backslash
+            too, so that a sink can write the same bytes (`spark.arrow.escaped_names`); ``fail`` raises.
+            Unless it is ``replace``, the messages must have been read with `kernel.RAW_NAMES`.
 
     Raises:
         ColumnTooLargeError: from all methods but `timestamps`, if the column is larger than the limit.
     """
 
-    def __init__(self, runs: Sequence[Run], limit_bytes: int = MAX_COLUMN_BYTES) -> None:
+    def __init__(
+        self, runs: Sequence[Run], limit_bytes: int = MAX_COLUMN_BYTES, header_names: str = "replace"
+    ) -> None:
         self._runs = runs
         self._limit_bytes = limit_bytes
+        self._header_names = header_names
         #: Messages of the runs; runs that are adjacent in a block are joined.
         self._pieces: list[KernelMessages] = []
         for run in runs:
@@ -172,7 +189,11 @@ class Contents:
         )
 
     def headers(self) -> pa.Array:
-        """Returns headers in their order, with repeated names; NULL for a message without headers."""
+        """Returns headers in their order, with repeated names; NULL for a message without headers.
+
+        Raises:
+            InvalidRecordError: if a name is not UTF-8, with ``header_names="fail"``.
+        """
         spans = [
             (each.block, int(each.block.header_starts[each.first]), int(each.block.header_starts[each.past]))
             for each in self._pieces
@@ -186,9 +207,31 @@ class Contents:
         )
         starts = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
+        if self._header_names == "escape":
+            names = escaped_names(names)
+        elif self._header_names == "fail":
+            self._check_names(names, starts)
         entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_ARROW.value_type))
         return pa.ListArray.from_arrays(
             pa.array(starts), entries, type=HEADERS_ARROW, mask=pa.array(counts == 0)
+        )
+
+    def _check_names(self, names: pa.Array, starts: npt.NDArray[np.int32]) -> None:
+        """Raises: InvalidRecordError: if a name is not UTF-8."""
+        try:
+            names.validate(full=True)
+        except pa.ArrowInvalid:
+            wrong, name = next(
+                each for each in enumerate(names.cast(pa.binary()).to_pylist()) if not _decodes(each[1])
+            )
+        else:
+            return
+        tp, offset = _where(self._runs, int(np.searchsorted(starts, wrong, "right")) - 1)
+        raise InvalidRecordError(
+            f"the record at offset {offset} of {tp} has a header whose name is not UTF-8: {name[:_SHOWN]!r}.",
+            fix="set the option headerNames of the source to 'replace', which shows U+FFFD, or to 'escape', "
+            "which shows each such byte as \\xHH, and start the query again, which repeats the batch. Its "
+            "checkpoint stays valid.",
         )
 
     def _numbers(self, of: Callable[[Block], npt.NDArray[Number]]) -> npt.NDArray[Number]:
@@ -199,6 +242,14 @@ class Contents:
         if sum(map(_data_bytes, parts)) > self._limit_bytes:
             raise ColumnTooLargeError
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _decodes(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _data_bytes(array: pa.Array) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kafka_eos_source.errors import DataLossError, RecordsDamagedError, UnavailableError
-from kafka_eos_source.kafka.kernel import KernelMessages
+from kafka_eos_source.kafka.kernel import RAW_NAMES, KernelMessages
 from kafka_eos_source.kafka.reader import POOL
 from kafka_eos_source.model import OffsetRange, TopicPartition
 from kafka_eos_source.protocol.records import LARGEST_MOST_DECOMPRESSED_BYTES, MOST_DECOMPRESSED
@@ -65,6 +65,7 @@ class ReadSettings:
             continues.
         poll_timeout_ms: how long to wait for data before failing (``kafkaConsumer.pollTimeoutMs``).
         columns: names of the columns to build; None = all.
+        header_names: how names of headers that are not UTF-8 are shown (`read.columns.Contents`).
         skip_damaged: offsets of damaged record batches to pass over, by partition (``skipDamagedRecords``);
             None = the reader is a command, which has no such option.
     """
@@ -74,14 +75,22 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
     columns: tuple[str, ...] | None = None
+    header_names: str = "replace"
     skip_damaged: Mapping[TopicPartition, tuple[int, ...]] | None = field(default_factory=dict)
 
 
-def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+def read_ranges(
+    settings: ReadSettings, ranges: Sequence[OffsetRange], counts: dict[str, int] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Reads every range to its end.
 
     A task attempt calls this once, or once for each shard of a stateful operator. It reads several partitions
     at a time. One batch and what the consumer fetches ahead (`kafka.partitions`) bound its memory.
+
+    Args:
+        settings: settings of the read.
+        ranges: what to read.
+        counts: this function adds to it how many records it has read, by topic; None = nobody wants to know.
 
     Yields:
         Non-empty batches with the schema of `read_arrow_schema`, or its requested columns, in offset order
@@ -102,9 +111,18 @@ def read_ranges(settings: ReadSettings, ranges: Sequence[OffsetRange]) -> Iterat
         while not reading.done:
             with cycle_collection_paused():
                 runs = reading.next_runs()
-                batches = record_batches(runs, settings.include_headers, settings.columns) if runs else []
+                batches = _batches(runs, settings) if runs else []
+                if counts is not None:
+                    for run in runs:
+                        counts[run.tp.topic] = counts.get(run.tp.topic, 0) + len(run.offsets)
                 del runs
             yield from batches
+
+
+def _batches(runs: Sequence[Run], settings: ReadSettings) -> list[pa.RecordBatch]:
+    return record_batches(
+        runs, settings.include_headers, settings.columns, header_names=settings.header_names
+    )
 
 
 class Reading:
@@ -127,7 +145,9 @@ class Reading:
         self._short_since: dict[TopicPartition, float] = {}
         self._deadline = Deadline.after_ms(settings.poll_timeout_ms)
         names = read_arrow_schema(settings.include_headers).names
-        columns = names if settings.columns is None else set(names).intersection(settings.columns)
+        columns = set(names if settings.columns is None else settings.columns).intersection(names)
+        if settings.header_names != "replace":
+            columns.add(RAW_NAMES)
         unfinished = sorted(progress.open)
         consumer.assign(
             {tp: progress.position(tp) for tp in unfinished},

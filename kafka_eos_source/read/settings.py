@@ -58,6 +58,7 @@ def task_read(options: ReadOptions) -> TaskRead:
         columns=options.columns if step is None else step.of_source,
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_ms=options.poll_timeout_ms,
+        header_names=options.header_names,
         skip_damaged=options.skip_damaged,
     )
     operator = None

@@ -42,7 +42,7 @@ class TaskRead:
             ranges: the ranges to read.
             task: which task of the batch this is; needed if the step sets bad records aside.
         """
-        rows = read_ranges(self.settings, ranges)
+        task, rows = self._read(ranges, task)
         if self.step is None:
             return rows
         return cast("MapInRead | AggregateInRead | RowsInRead", self.step)(rows, task)
@@ -65,7 +65,8 @@ class TaskRead:
         first = int(running.batch_id or 0) % len(shards) if running is not None else 0
         for shard, ranges in (*shards[first:], *shards[:first]):
             of_shard = None if task is None else replace(task, task=shard)
-            yield from step.run(shard, read_ranges(self.settings, ranges), self.operator, of_shard)
+            of_shard, rows = self._read(ranges, of_shard)
+            yield from step.run(shard, rows, self.operator, of_shard)
 
     def mapped(self, ranges: Sequence[OffsetRange], task: ReadTask | None = None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of the function of `map_in_read`, for a task that stages them itself.
@@ -75,4 +76,14 @@ class TaskRead:
         """
         if not ranges:
             return iter(())
-        return cast("MapInRead", self.step).mapped(read_ranges(self.settings, ranges), task)
+        task, rows = self._read(ranges, task)
+        return cast("MapInRead", self.step).mapped(rows, task)
+
+    def _read(
+        self, ranges: Sequence[OffsetRange], task: ReadTask | None
+    ) -> tuple[ReadTask | None, Iterator[pa.RecordBatch]]:
+        """Returns the task with counts of records, and the records, which are counted as they are read."""
+        if task is None:
+            return None, read_ranges(self.settings, ranges)
+        counts: dict[str, int] = {}
+        return replace(task, records=counts), read_ranges(self.settings, ranges, counts)

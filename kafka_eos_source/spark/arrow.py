@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
@@ -168,3 +169,73 @@ def past_packets(
         yield from passed()
 
     return run
+
+
+# -- Names of headers that are not UTF-8 ------------------------------------------------------------
+
+_ESCAPED = re.compile(rb"\\x([0-9A-Fa-f]{2})")
+#: What an escaped name cannot contain as it is, besides bytes that are not UTF-8.
+_TO_ESCAPE = re.compile(rb"[\\\x00]")
+_BACKSLASH = re.compile(rb"\\")
+
+
+def escaped_names(names: pa.StringArray) -> pa.StringArray:
+    r"""Returns names of headers as text, from which `unescaped_names` makes the same bytes again.
+
+    A byte that is not UTF-8, a backslash and NUL become ``\xHH``, with the hexadecimal digits of the byte.
+
+    Args:
+        names: any bytes, as strings that nobody has checked.
+    """
+    try:
+        names.validate(full=True)
+    except pa.ArrowInvalid:
+        pass
+    else:
+        if not _has(names, _TO_ESCAPE):
+            return names
+    return _converted(names, lambda name: _escaped(name).encode())
+
+
+def unescaped_names(names: pa.StringArray) -> pa.StringArray:
+    """Returns the bytes for which escaped names stand, as strings that need not be UTF-8.
+
+    A backslash that begins no escape stays as it is.
+    """
+    if not _has(names, _BACKSLASH):
+        return names
+    return _converted(names, lambda name: _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name))
+
+
+def with_unescaped_names(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns rows with the column ``headers`` as `STAGED_ARROW` has it, whose names were escaped."""
+    headers = rows.column(HEADERS)
+    entries = headers.values
+    struct = pa.StructArray.from_arrays(
+        [unescaped_names(entries.field(0)), entries.field(1)], fields=list(HEADERS_ARROW.value_type)
+    )
+    bare = pa.ListArray.from_arrays(headers.offsets, struct, type=HEADERS_ARROW, mask=headers.is_null())
+    return rows.set_column(rows.schema.get_field_index(HEADERS), rows.schema.field(HEADERS), bare)
+
+
+def _escaped(name: bytes) -> str:
+    text = name.decode(errors="surrogateescape")
+    return "".join(
+        f"\\x{ord(each) & 0xFF:02X}" if each in "\\\0" or "\udc80" <= each <= "\udcff" else each
+        for each in text
+    )
+
+
+def _has(names: pa.StringArray, pattern: re.Pattern[bytes]) -> bool:
+    """Returns whether the bytes of a column contain something; without a Python object per value."""
+    data = names.buffers()[2]
+    return data is not None and pattern.search(memoryview(data)) is not None
+
+
+def _converted(names: pa.StringArray, of: Callable[[bytes], bytes]) -> pa.StringArray:
+    """Returns names converted one by one, each different one once."""
+    found = names.cast(pa.binary()).dictionary_encode()
+    made = pa.array(
+        [each if each is None else of(each) for each in found.dictionary.to_pylist()], pa.binary()
+    )
+    return made.take(found.indices).view(pa.string())

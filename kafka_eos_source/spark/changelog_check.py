@@ -11,6 +11,7 @@ knows, such as the plan of a view, stays unseen. The sink then finds the loss in
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,13 @@ from pyspark.errors import PySparkException
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.runtime.logs import warn_once
 from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Step:
         is_union: whether it puts the tasks of its inputs one after the other.
         is_operator: whether it runs an operator in the task of each shard.
         only_bad_records: whether the packets in its result have no state changes.
+        functions: Python functions of the user in its expressions, if its input has packets.
     """
 
     name: str
@@ -53,10 +58,13 @@ class Step:
     is_union: bool = False
     is_operator: bool = False
     only_bad_records: bool = False
+    functions: tuple[str, ...] = ()
 
 
 def check_changelog(frame: DataFrame) -> None:
     """Checks that a query passes all packets to the sink: state changes of operators, and bad records.
+
+    Logs a warning about Python functions that Spark also calls for the rows of packets.
 
     Args:
         frame: the frame that is going to be written, with or without an operator.
@@ -65,7 +73,30 @@ def check_changelog(frame: DataFrame) -> None:
         InvalidSchemaError: if a step drops the column `CHANGELOG` or rows with packets, or moves the shards
             of an operator to other tasks.
     """
-    check_steps(_plan(frame))
+    plan = _plan(frame)
+    check_steps(plan)
+    warning = warning_of_functions(plan)
+    if warning:
+        warn_once(_log, warning)
+
+
+def warning_of_functions(step: Step) -> str:
+    """Returns what to log about Python functions that Spark calls for the rows of packets; "" if none."""
+    found: dict[str, None] = {}
+    pending = [step]
+    while pending:
+        each = pending.pop()
+        found.update(dict.fromkeys(each.functions))
+        pending += each.inputs
+    if not found:
+        return ""
+    names = ", ".join(sorted(found))
+    which = "bad records" if step.only_bad_records else "state changes or bad records"
+    return (
+        f"Spark also calls the Python function(s) {names} for the rows that carry {which} to the sink. All "
+        "other columns of these rows are null, so each argument is None: a function must not raise an "
+        "exception for that. What it returns for these rows is not used."
+    )
 
 
 def check_generators(frame: DataFrame, step: str) -> None:
@@ -247,8 +278,38 @@ def _of_jvm(node: Any) -> Step:
         inputs,
         is_union=kind == "Union",
         only_bad_records=only_bad,
+        functions=_functions_of(node, inputs),
         **more,
     )
+
+
+#: Nodes that call a function themselves. Packets go around it, or the operator expects them.
+_CALLERS = ("MapInArrow", "MapInPandas", "map_partitions")
+
+
+def _functions_of(node: Any, inputs: Sequence[Step]) -> tuple[str, ...]:
+    """Returns the names of the Python functions in the expressions of a node whose input has packets."""
+    if node_kind(node) in _CALLERS or not any(each.has_changes for each in inputs):
+        return ()
+    pattern = _jvm().org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+    if not node.containsPattern(pattern):  # asks for the whole plan below, without a call for each expression
+        return ()
+    found: list[str] = []
+    pending = list(elements(node.expressions()))
+    while pending:
+        each = pending.pop()
+        if each.containsPattern(pattern):
+            if node_kind(each) == "PythonUDF":
+                found.append(str(each.name()))
+            pending += elements(each.children())
+    return tuple(found)
+
+
+def _jvm() -> Any:
+    from pyspark import SparkContext
+
+    context: Any = SparkContext._active_spark_context
+    return context._jvm
 
 
 def _has_changes(node: Any, names: Sequence[str]) -> bool:
@@ -397,6 +458,11 @@ class _OfConnect:
             is_union=is_union,
             is_operator=is_operator,
             only_bad_records=self._only_bad_records(relation),
+            functions=(
+                tuple(_inline_functions(node))
+                if kind not in _CALLERS and any(each.has_changes for each in inputs)
+                else ()
+            ),
             **more,
         )
 
@@ -464,6 +530,19 @@ def _explodes(expression: Any) -> bool:
     if kind != "unresolved_function":
         return False
     return re.fullmatch(_GENERATORS, expression.unresolved_function.function_name, re.I) is not None
+
+
+def _inline_functions(message: Any) -> Iterator[str]:
+    """Yields the names of the Python functions in the expressions of a relation, not of those below it."""
+    for known, value in message.ListFields():
+        if known.message_type is None or known.message_type.full_name == _RELATION:
+            continue
+        for each in [value] if hasattr(value, "ListFields") else value:
+            if not hasattr(each, "ListFields"):  # keys of a map
+                continue
+            if known.name == "common_inline_user_defined_function":
+                yield str(each.function_name)
+            yield from _inline_functions(each)
 
 
 def _names_changes(expression: Any) -> bool:

@@ -7,14 +7,17 @@ of a sender writes its name to a file on its host, each task of the sink reports
 there, and the driver compares them with the packets that it received.
 
 If no task of the sender ran on a host of the sink's tasks (there is a shuffle between them), the next batch
-detects the loss of state changes: the shards see that their state was not committed. Nothing detects the loss
-of bad records then, so all steps that a frame with them can take are checked when the query starts
-(`spark.operator_frame`, `spark.changelog_check`).
+detects the loss of state changes: the shards see that their state was not committed. Of reads, the process
+that plans a batch notes on the driver's host, where the commit runs too, that their tasks will send packets
+(`PlannedReads`), and up to which position the batch reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
+from typing import BinaryIO
 
 from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.logs import warn_once
@@ -27,7 +30,7 @@ _recorded: dict[str, tuple[str, str]] = {}
 
 _CONSEQUENCE = (
     "If a projection drops the state changes of an operator, the query notices only at the next batch, and "
-    "fails there; if one drops bad records, nothing notices."
+    "fails there."
 )
 
 
@@ -92,3 +95,95 @@ def _batch(task: StreamingTask) -> str:
 def _folder(task: StreamingTask) -> PrivateFolder:
     """Returns the folder of this user and query."""
     return PrivateFolder.of_user("kafka-eos-senders").folder(task.query_id)
+
+
+# -- Reads, as the process that plans them sees it --------------------------------------------------
+
+#: Ends the name of the file that a planning process holds as long as it lives.
+_HELD = ".held"
+
+#: How long to wait for the end of a process that was stopped, in seconds.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
+
+
+class PlannedReads:
+    """Notes on the driver's host which batches the reading tasks of one frame send packets for.
+
+    The commit finds no other trace of the tasks if a step of the query drops the column of packets, and no
+    task of the sink runs on the hosts of these tasks.
+
+    Args:
+        application_id: the query.
+        frame: id of the frame that reads (`model.ReadTask.frame`).
+    """
+
+    def __init__(self, application_id: str, frame: str) -> None:
+        self._folder, self._frame = _planned(application_id), frame
+        self._held: BinaryIO | None = None
+
+    def plan(self, position: str) -> None:
+        """Notes that tasks will run for a batch.
+
+        Args:
+            position: digest of the position of the source at the end of the batch.
+        """
+        try:
+            if self._held is None:
+                _forget_dead(self._folder)
+                self._held = self._folder.hold(self._frame + _HELD)
+            self._folder.write(self._frame, position)
+        except (OSError, UnicodeDecodeError) as error:
+            warn_once(
+                _log,
+                f"the source cannot note on this host that its reading tasks send packets: {error}. If a "
+                "step of the query drops bad records, nothing may notice.",
+            )
+
+    def close(self) -> None:
+        """Removes the notes, because the run has ended."""
+        if self._held is not None:
+            with contextlib.suppress(OSError):
+                for name in (self._frame, self._frame + _HELD):
+                    self._folder.remove(name)
+            self._held.close()
+
+
+def planned_reads(application_id: str) -> dict[str, str]:
+    """Returns the frames whose tasks send packets, and up to which position their newest batch reads.
+
+    Frames of earlier runs may be among them, see `is_running`.
+    """
+    try:
+        found = _planned(application_id).files()
+    except (OSError, UnicodeDecodeError) as error:
+        warn_once(_log, f"cannot read which reading tasks send packets: {error}. {_CONSEQUENCE}")
+        return {}
+    return {frame: position for frame, position in found.items() if not frame.endswith(_HELD)}
+
+
+def is_running(application_id: str, frame: str) -> bool:
+    """Returns whether the process that plans the reads of a frame lives.
+
+    That of a query which was stopped a moment ago may live a little longer, so this waits for its end.
+    """
+    folder, until = _planned(application_id), time.monotonic() + _PATIENCE_SECONDS
+    try:
+        while folder.is_held(frame + _HELD):
+            if time.monotonic() > until:
+                return True
+            time.sleep(_PAUSE_SECONDS)
+    except OSError as error:
+        warn_once(_log, f"cannot find out whether a read still runs: {error}. {_CONSEQUENCE}")
+    return False
+
+
+def _forget_dead(folder: PrivateFolder) -> None:
+    """Removes the notes of planning processes that were killed."""
+    for name in folder.files():
+        if name.endswith(_HELD) and not folder.is_held(name):
+            folder.remove(name)
+            folder.remove(name.removesuffix(_HELD))
+
+
+def _planned(application_id: str) -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-planned-reads").folder(application_id)

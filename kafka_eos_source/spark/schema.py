@@ -101,7 +101,8 @@ class SinkColumns:
 
     ``topic`` is also None if the option ``topic`` is set, because the option takes precedence. If the rows go
     only to sinks outside Kafka, only ``changelog`` is set, and what dead letters need. ``only_bad_records``
-    says that no packet in the column ``changelog`` has state changes.
+    says that no packet in the column ``changelog`` has state changes, and ``escaped_names`` that names of
+    headers are escaped (option ``headerNames``).
     """
 
     value: int | None
@@ -114,6 +115,7 @@ class SinkColumns:
     invalid: int | None = None
     origin: int | None = None
     only_bad_records: bool = False
+    escaped_names: bool = False
 
 
 def check_frame(schema: StructType, *, topic_option: str | None, include_timestamp: bool) -> SinkColumns:

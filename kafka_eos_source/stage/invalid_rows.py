@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.errors import InvalidRecordError
-from kafka_eos_source.model import StagedPart, TaskFigures
+from kafka_eos_source.model import StagedPart, TaskFigures, TopicRecords
 from kafka_eos_source.protocol import records
 from kafka_eos_source.sinks.row_checks import RowRule, is_utf8
 from kafka_eos_source.sinks.specs import KAFKA
-from kafka_eos_source.spark.arrow import HEADERS_ARROW
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, unescaped_names
 from kafka_eos_source.spark.schema import (
     HEADERS,
     INVALID,
@@ -65,6 +65,8 @@ SET_ASIDE = (
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_NAME = 250
+#: The most characters of the reason that a task passes on for the rows of a topic.
+_LONGEST_REASON = 500
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
 #: Invalid rows are staged when there are so many, or when they have so many bytes.
@@ -278,6 +280,48 @@ def place_of(batch: pa.RecordBatch, origin: int | None, row: int) -> str:
 # -- rows that are set aside -----------------------------------------------------------------------
 
 
+class MarkedRows:
+    """Counts the rows that a frame marks as invalid, by the topic from which their records were read.
+
+    Attributes:
+        unmarked: number of the other rows.
+    """
+
+    def __init__(self) -> None:
+        self.unmarked = 0
+        self._found: dict[str, TopicRecords] = {}
+
+    def add(self, marks: pa.Array | None, rows: int) -> None:
+        """Counts the rows of a batch.
+
+        Args:
+            marks: the column of marks; None if the frame has none.
+            rows: number of rows.
+        """
+        number = 0 if marks is None else rows - marks.null_count
+        self.unmarked += rows - number
+        if not number or marks is None:
+            return
+        marks = marks.drop_null()
+        texts = _text_of(marks)
+        topics = pa.nulls(number, pa.string())
+        if pa.types.is_struct(marks.type):
+            topics = _field(marks, TOPIC, pa.string())
+        for each in topics.value_counts().to_pylist():
+            topic = each["values"] or ""
+            before = self._found.get(topic)
+            if before is None:
+                first = pc.index(topics if topic else topics.is_null(), topic or True).as_py()
+                before = TopicRecords(topic, 0, 0, texts[first].as_py()[:_LONGEST_REASON])
+            known = before.bad + each["counts"]
+            self._found[topic] = replace(before, records=known, bad=known)
+
+    @property
+    def topics(self) -> tuple[TopicRecords, ...]:
+        """The marked rows, by topic."""
+        return tuple(self._found.values())
+
+
 class InvalidRows:
     """The invalid rows of one task attempt.
 
@@ -287,6 +331,12 @@ class InvalidRows:
         origin: headers that all dead letters of the task have.
         target: option ``topic`` of the write; None if each row names its topic.
         stage: creates the stage of the dead letters, on the first one.
+        escaped_names: whether names of headers in the frame are escaped (option ``headerNames``).
+
+    Attributes:
+        limits: as above.
+        marked: counts the rows that the frame marks.
+        count: number of invalid rows.
     """
 
     def __init__(
@@ -296,8 +346,12 @@ class InvalidRows:
         origin: Mapping[str, str],
         target: str | None,
         stage: Callable[[pa.Schema], PartStage],
+        *,
+        escaped_names: bool = False,
     ) -> None:
         self.limits = limits
+        self.marked = MarkedRows()
+        self._escaped_names = escaped_names
         self._topic = topic
         self._origin = origin
         self._target = target
@@ -417,7 +471,7 @@ class InvalidRows:
                 pc.if_else(pc.and_(large, _longer(key, room // 4)), None, key),
                 pc.if_else(large, pc.binary_slice(value, 0, room - room // 4), value),
                 pa.repeat(pa.scalar(self._topic, pa.string()), rows),
-                _with_headers(original, headers, rows),
+                _with_headers(original, headers, rows, escaped_names=self._escaped_names),
             ],
             schema=SCHEMA,
         )
@@ -570,7 +624,9 @@ def _target(column: pa.Array | None, option: str | None, rows: int) -> pa.Array:
     return pc.utf8_slice_codeunits(_repaired(column.cast(pa.string())), 0, _LONGEST_NAME)
 
 
-def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) -> pa.Array:
+def _with_headers(
+    original: pa.Array, added: Mapping[str, pa.Array], rows: int, *, escaped_names: bool
+) -> pa.Array:
     """Returns the original headers of each row, followed by the added ones that are not null.
 
     Original entries without a key, and those with the name of an added header, are left out.
@@ -582,7 +638,10 @@ def _with_headers(original: pa.Array, added: Mapping[str, pa.Array], rows: int) 
         pc.invert(pc.is_in(keys, value_set=pa.array(records.ALL))),
     )
     parents = pc.list_parent_indices(original).cast(pa.int64()).filter(keeps)
-    all_rows, all_keys, all_values = [parents.to_numpy()], [keys.filter(keeps)], [values.filter(keeps)]
+    keys = keys.filter(keeps)
+    if escaped_names:
+        keys = unescaped_names(keys)
+    all_rows, all_keys, all_values = [parents.to_numpy()], [keys], [values.filter(keeps)]
     for name, column in added.items():
         has = column.is_valid().to_numpy(zero_copy_only=False)
         all_rows.append(np.flatnonzero(has))

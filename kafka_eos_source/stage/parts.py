@@ -244,6 +244,23 @@ def check_reads(parts: Iterable[StagedPart], batch_id: int) -> None:
         _check_read(pieces, batch_id)
 
 
+def check_planned_reads(parts: Iterable[StagedPart], frames: Collection[str], batch_id: int) -> None:
+    """Checks that reading tasks which were planned to send packets have done so.
+
+    Args:
+        parts: staged parts of the batch.
+        frames: ids of the frames whose reading tasks were planned.
+        batch_id: Spark's id of the batch.
+
+    Raises:
+        StagedReadError: if no packet of a frame has arrived.
+    """
+    if set(frames) - {each.task.frame for part in parts for each in part.reads}:
+        raise _bad_records_lost(
+            "reading tasks were planned, and nothing that they sent reached the sink", batch_id
+        )
+
+
 def _check_read(pieces: Sequence[ReadPart], batch_id: int) -> None:
     """Checks the packets of one read."""
     if len({piece.task.plan for piece in pieces}) > 1:

@@ -15,7 +15,7 @@ from pyspark.sql.types import TimestampType
 
 from kafka_eos_source.in_read.bad_records import bad_record
 from kafka_eos_source.protocol import packing
-from kafka_eos_source.spark.arrow import CHANGES, HEADERS_ARROW, STAGED_ARROW
+from kafka_eos_source.spark.arrow import CHANGES, HEADERS_ARROW, STAGED_ARROW, unescaped_names
 from kafka_eos_source.spark.schema import (
     HEADERS,
     INVALID_TYPE,
@@ -183,6 +183,8 @@ def _valid(
     if invalid is None:
         checks.refuse(batch)
         return batch
+    if find is None:
+        invalid.marked.add(None if columns.invalid is None else batch.column(columns.invalid), batch.num_rows)
     reasons = (find or checks.reasons)(batch)
     return batch if reasons is None else invalid.take(batch, reasons, columns, plan)
 
@@ -190,7 +192,13 @@ def _valid(
 def _staged(batch: pa.RecordBatch, columns: SinkColumns) -> pa.RecordBatch:
     """Converts valid rows for Kafka to staged rows."""
     return pa.RecordBatch.from_arrays(
-        [_STAGE[name](batch.column(at)) for name, at in _present(columns)], schema=staged_schema(columns)
+        [
+            _headers(batch.column(at), escaped_names=columns.escaped_names)
+            if name == HEADERS
+            else _STAGE[name](batch.column(at))
+            for name, at in _present(columns)
+        ],
+        schema=staged_schema(columns),
     )
 
 
@@ -209,12 +217,14 @@ def _partition(array: pa.Array) -> pa.Array:
     return array.cast(pa.int32())
 
 
-def _headers(array: pa.Array) -> pa.Array:
+def _headers(array: pa.Array, *, escaped_names: bool) -> pa.Array:
     """Converts headers by position, because the user's field names may be in another letter case."""
     if array.null_count == len(array):
         return pa.nulls(len(array), HEADERS_ARROW)
     entries = array.flatten()
     key = entries.field(0).cast(pa.string())
+    if escaped_names:
+        key = unescaped_names(key)
     struct = pa.StructArray.from_arrays(
         [key, entries.field(1).cast(pa.binary())], fields=list(HEADERS_ARROW.value_type)
     )
@@ -284,7 +294,6 @@ _STAGE = {
     VALUE: _binary,
     TOPIC: _topic,
     PARTITION: _partition,
-    HEADERS: _headers,
     TIMESTAMP: _timestamp,
     CHANGES: _binary,
 }

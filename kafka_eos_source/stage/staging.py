@@ -34,6 +34,7 @@ from kafka_eos_source.model import (
     StagedPart,
     TaskFigures,
     TopicPartition,
+    TopicRecords,
 )
 from kafka_eos_source.protocol.packing import BadRecords, packets
 from kafka_eos_source.protocol.records import records_of
@@ -150,13 +151,13 @@ def carried(batch: pa.RecordBatch) -> tuple[list[ShardPart], list[ReadPart]]:
     numbers: dict[tuple[TopicPartition, str], list[int]] = {}
     reports: dict[tuple[TopicPartition, str], ShardReport] = {}
     of_reads: dict[tuple[ReadTask, str], list[int]] = {}
-    totals: dict[tuple[ReadTask, str], int] = {}
+    totals: dict[tuple[ReadTask, str], tuple[int, tuple[TopicRecords, ...]]] = {}
     for packet in packets(batch.column(CHANGES)):
         if isinstance(packet, BadRecords):
             attempt = packet.task, packet.task_attempt_id
             of_reads.setdefault(attempt, []).append(packet.number)
             if packet.total is not None:
-                totals[attempt] = packet.total
+                totals[attempt] = packet.total, packet.topics
             continue
         numbers.setdefault((packet.tp, packet.task_attempt_id), []).append(packet.number)
         if packet.report is not None:
@@ -166,7 +167,7 @@ def carried(batch: pa.RecordBatch) -> tuple[list[ShardPart], list[ReadPart]]:
         for (tp, task_attempt_id), found in numbers.items()
     ]
     reads = [
-        ReadPart(task, task_attempt_id, tuple(found), totals.get((task, task_attempt_id)))
+        ReadPart(task, task_attempt_id, tuple(found), *totals.get((task, task_attempt_id), ()))
         for (task, task_attempt_id), found in of_reads.items()
     ]
     return shards, reads
@@ -247,10 +248,13 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> dict[str, tuple[int, 
 
 def _traceparent(batch: pa.RecordBatch) -> str:
     """Returns the header of the first record that names its trace (W3C Trace Context); "" if it has none."""
-    headers = batch.column(HEADERS)[0].as_py() if HEADERS in batch.schema.names else None
-    for each in headers or ():
-        if each["key"] == "traceparent" and each["value"] is not None:
-            text = each["value"].decode("ascii", "replace")
+    headers = batch.column(HEADERS).slice(0, 1).flatten() if HEADERS in batch.schema.names else None
+    if headers is None or not len(headers):
+        return ""
+    names = headers.field(0).cast(pa.binary()).to_pylist()  # which need not be UTF-8
+    for name, value in zip(names, headers.field(1).to_pylist(), strict=True):
+        if name == b"traceparent" and value is not None:
+            text = value.decode("ascii", "replace")
             return text if _TRACEPARENT.fullmatch(text) else ""
     return ""
 

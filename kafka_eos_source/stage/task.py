@@ -200,6 +200,8 @@ class Staging:
             # without an operator, no report of a shard can be missing
             is_silent = self.columns.only_bad_records and not part.shards
             part = replace(part, dropped=dropped, shards=None if is_silent else part.shards)
+            if invalid is not None:
+                part = replace(part, marked=invalid.marked.topics, unmarked=invalid.marked.unmarked)
         else:
             part = replace(
                 part,
@@ -207,6 +209,8 @@ class Staging:
                 shards=before.shards,
                 reads=before.reads,
                 senders=before.senders,
+                marked=before.marked,
+                unmarked=before.unmarked,
                 measured=replace(before.measured, topics=part.measured.topics),
             )
         return StagedTask(
@@ -221,7 +225,14 @@ class Staging:
         if self.limits is None:
             return None
         stage_of = partial(PartStage, folder=self.folder, batch=self.batch, inline_bytes=self.inline_bytes)
-        return InvalidRows(self.dead_letter_topic, self.limits, self.origin, self.topic, stage_of)
+        return InvalidRows(
+            self.dead_letter_topic,
+            self.limits,
+            self.origin,
+            self.topic,
+            stage_of,
+            escaped_names=self.columns.escaped_names,
+        )
 
     def _fanout(self) -> Fanout | None:
         if self.plan is None:

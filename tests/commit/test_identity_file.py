@@ -13,6 +13,7 @@ from kafka_eos_source.commit import identity_file
 from kafka_eos_source.commit.identity_file import (
     Identity,
     IdentityFile,
+    check_identity,
     read_identity,
     set_unproven,
 )
@@ -23,6 +24,7 @@ from kafka_eos_source.errors import (
     NewerVersionError,
     OperatorError,
 )
+from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.runtime.file_systems import file_system
 
@@ -246,8 +248,12 @@ def test_batches_without_a_token_are_remembered_until_a_token_exists_again(tmp_p
 
 def of(checkpoint: Path, tables: dict[str, str], **more: str) -> IdentityFile:
     """The file of a checkpoint for a query that joins these tables in SQL; by name, their digests."""
+    return IdentityFile.of(str(checkpoint), options_of(checkpoint, tables, **more), "query", 0)
+
+
+def options_of(checkpoint: Path, tables: dict[str, str], **more: str) -> WriteOptions:
     stated = {"sql.tables": json.dumps(tables), **more} if tables else more
-    options = parse_write(
+    return parse_write(
         {
             "kafka.bootstrap.servers": "h:1",
             "topic": "t",
@@ -257,7 +263,6 @@ def of(checkpoint: Path, tables: dict[str, str], **more: str) -> IdentityFile:
         },
         streaming=True,
     )
-    return IdentityFile.of(str(checkpoint), options, "query", 0)
 
 
 def test_a_changed_static_table_is_refused_until_a_person_allows_it(tmp_path: Path) -> None:
@@ -270,6 +275,19 @@ def test_a_changed_static_table_is_refused_until_a_person_allows_it(tmp_path: Pa
     of(tmp_path, {"codes": "1", "rates": "2"}).write()
     with pytest.raises(InvalidOptionError, match="'rates'"):
         of(tmp_path, {"codes": "1", "rates": "1"})
+
+
+def test_a_changed_table_that_a_person_allows_is_recorded_also_if_no_batch_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity_file, "_checked", set())
+    monkeypatch.setattr(identity_file.offset_log, "query_id", lambda _: "query")
+    of(tmp_path, {"rates": "1"}).write()
+    check_identity(options_of(tmp_path, {"rates": "2"}, onChangedTable="continue"))
+    monkeypatch.setattr(identity_file, "_checked", set())
+    check_identity(options_of(tmp_path, {"rates": "2"}))
+    with pytest.raises(InvalidOptionError, match="'rates'"):
+        check_identity(options_of(tmp_path, {"rates": "1"}))
 
 
 def test_a_static_table_is_recorded_with_the_first_batch_that_uses_it(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ class Halves:
 
     rows: StructType = HALF
 
-    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    def __call__(
+        self, batch: pa.RecordBatch, *, only_first: bool = False
+    ) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         bad = {row: "unlucky" for row, each in enumerate(batch["n"].to_pylist()) if each == 13}
         even = batch.filter(pc.equal(pc.bit_wise_and(batch["n"], 1), 0))
         return pa.record_batch({"half": pc.divide(even["n"], 2), "key": even["key"]}), bad

@@ -13,6 +13,7 @@ from pyspark.sql.types import LongType, StructType
 
 from kafka_eos_source.documents.decode import JsonDecoding
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read import decode
 from kafka_eos_source.in_read.decode import check_kept, decoded_values
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.registry.codec import Schema
@@ -57,6 +58,21 @@ def test_a_field_with_the_name_of_a_column_of_the_source_is_no_column_of_the_sou
     fields = StructType().add("topic", "string")
     step = decoded_values(JsonDecoding(fields), fields, [], "decodes JSON")
     assert step.column_of_source("topic") is None
+
+
+def test_many_nulls_and_nothing_else_are_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_warned", set())
+    step = decoded_values(JsonDecoding(FIELDS, partial=True), FIELDS, [], "decodes JSON", on_bad="null")
+    rows_of(step, *[b'{"id": "x"}'] * 999)
+    rows_of(step, *[b'{"id": "x"}'] * 1000, b"{}")
+    assert not caplog.records
+    for _ in range(2):
+        rows_of(step, *[b'{"id": "x"}'] * 1000)
+    assert len(caplog.records) == 1
+    assert "fits the schema of the read, struct<id:bigint" in caplog.text
+    assert "field id: 'x'" in caplog.text or 'field id: "x"' in caplog.text
 
 
 def test_the_record_of_a_bad_value_is_named_and_may_become_nulls() -> None:

@@ -50,7 +50,9 @@ class Odd:
 
     rows: StructType = ODD
 
-    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    def __call__(
+        self, batch: pa.RecordBatch, *, only_first: bool = False
+    ) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         bad = {row: "unlucky" for row, each in enumerate(batch["n"].to_pylist()) if each == 13}
         odd = batch.filter(pc.equal(pc.bit_wise_and(batch["n"], 1), 1))
         return pa.record_batch({"text": odd["n"].cast(pa.string()), "key": odd["k"]}), bad
@@ -133,7 +135,9 @@ def again() -> RowsInRead:
 class Same:
     rows: StructType = NUMBERS
 
-    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    def __call__(
+        self, batch: pa.RecordBatch, *, only_first: bool = False
+    ) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         return batch, {}
 
 

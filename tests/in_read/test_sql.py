@@ -34,7 +34,7 @@ from kafka_eos_source.in_read.sql import (
     SqlTransform,
     compile_sql,
 )
-from kafka_eos_source.in_read.sql_engine import OF_SPARK
+from kafka_eos_source.in_read.sql_engine import _TRIED, OF_SPARK
 from kafka_eos_source.options.table import LEAST_SQL_MEMORY_BYTES
 from kafka_eos_source.spark.arrow import arrow_schema
 
@@ -628,7 +628,63 @@ def test_many_rows_that_fail_do_not_need_as_many_divisions(monkeypatch: pytest.M
     codes = [*["1"] * 50, "x"]
     _, errors = step(rows_of(list(range(2040)), codes))
     assert len(errors) == 40
-    assert sorted(sizes) == [0, *[1] * 40, 2000, 2040]
+    assert sorted(sizes) == [0, *[1] * _TRIED, 2000, 2040]
+    texts = list(errors.values())
+    assert (
+        texts[0]
+        == texts[_TRIED - 1]
+        == "Could not convert string 'x' to INT32 when casting from source column code"
+    )
+    assert texts[_TRIED] == texts[-1] == f"fails like others of its batch, of which the first: {texts[0]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("SELECT batch.code::INT AS n, name FROM batch LEFT JOIN c ON c.code = batch.code", 40),
+        ("SELECT code::INT AS n, unnest([id, 1]) AS u FROM batch", 40),
+        # the engine does not compute the cast for rows that find no partner
+        ("SELECT batch.code::INT AS n, name FROM batch JOIN c ON c.id = batch.id", 100),
+    ],
+)
+def test_rows_that_fail_beside_a_join_or_unnest_are_found_by_what_their_columns_alone_show(
+    monkeypatch: pytest.MonkeyPatch, text: str, calls: int
+) -> None:
+    from kafka_eos_source.in_read.sql_engine import Engine
+
+    tables = {"c": pa.table({"code": ["1"], "id": [50], "name": ["one"]})}
+    step = compile_sql(text, ROWS, tables=tables)
+    run, sizes = Engine.run, []
+    monkeypatch.setattr(
+        Engine, "run", lambda self, batch: (sizes.append(batch.num_rows), run(self, batch))[1]
+    )
+    codes = [*["1"] * 50, "x"]
+    found, errors = step(rows_of(list(range(2040)), codes))
+    bad = [50] if "c.id" in text else [row for row in range(2040) if row % 51 == 50]
+    assert list(errors) == bad
+    assert sum(size == 1 for size in sizes) <= calls
+    assert sum(sizes) < 8 * 2040, "few divisions of the batch"
+    assert set(found.column("n").to_pylist()) <= {1}
+
+
+def test_one_failing_row_is_enough_where_it_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kafka_eos_source.in_read.sql_engine import Engine
+
+    tried: list[int] = []
+    run = Engine.run
+    monkeypatch.setattr(
+        Engine, "run", lambda self, batch: (tried.append(batch.num_rows), run(self, batch))[1]
+    )
+    for text in ("SELECT code::INT AS n FROM batch", "SELECT unnest([code::INT]) AS n FROM batch"):
+        step = compile_sql(text, ROWS)
+        tried.clear()
+        _, errors = step(rows_of(list(range(2040)), [*["1"] * 50, "x"]), only_first=True)
+        assert list(errors) == [50]
+        assert len(tried) < 30
+    wrong = pa.array([b"\xff", *[b"x"] * 9]).view(pa.string())
+    batch = rows_of(list(range(10)))
+    batch = batch.set_column(1, batch.schema.field("code"), wrong)
+    assert list(compile_sql("SELECT code::INT AS n FROM batch", ROWS)(batch, only_first=True)[1]) == [0]
 
 
 def test_text_that_is_not_utf8_is_an_error_of_its_row() -> None:

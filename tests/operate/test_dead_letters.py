@@ -39,6 +39,9 @@ def letter(offset: int = 0, timestamp_ms: int | None = 1000, **headers: str | No
     [
         ({}, True),
         ({"error": "E", "application_id": "app", "origin_topic": "in", "batch": 7, "holds": "input"}, True),
+        ({"at": "0:0"}, True),
+        ({"at": "0:1"}, False),
+        ({"at": "1:0"}, False),
         ({"error": "F"}, False),
         ({"application_id": "b"}, False),
         ({"origin_topic": "x"}, False),

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_eos_source.errors import InvalidRecordError
+from kafka_eos_source.kafka.kernel import WANT_RAW_NAMES, WANTS
 from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.read import columns
 from kafka_eos_source.read.columns import MAX_TIMESTAMP_MS, Run, record_batch
-from kafka_eos_source.spark.arrow import read_arrow_schema
+from kafka_eos_source.spark.arrow import read_arrow_schema, unescaped_names
 from tests.support.fetched_log import Batch, Headers, Record, decoded
 
+ALL = sum(set(WANTS.values()))
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -130,6 +134,62 @@ def test_a_header_name_that_is_not_utf8_has_replacement_characters(name: bytes) 
         None,
         [{"key": name.decode(errors="replace"), "value": b"1"}, {"key": "b", "value": None}],
     ]
+
+
+def raw(*records: Record, first: int = 0) -> Run:
+    """Records whose names of headers are the bytes that were written."""
+    found = run(*records, first=first)
+    placed = [replace(each, offset=first + index) for index, each in enumerate(records)]
+    batch = Batch(first, first + len(records) - 1, placed)
+    messages = decoded({found.tp: batch}, ALL | WANT_RAW_NAMES)
+    return Run(found.tp, messages, messages.offsets)
+
+
+def names_of(runs: list[Run], header_names: str) -> list[str]:
+    found = record_batch(runs, True, header_names=header_names)
+    found.validate(full=True)
+    return [each["key"] for row in found.column("headers").to_pylist() for each in row or ()]
+
+
+@given(st.lists(st.binary(max_size=5), max_size=4))
+def test_an_escaped_name_is_text_that_stands_for_the_same_bytes(written: list[bytes]) -> None:
+    shown = names_of([raw(message(), message(headers=[(each, None) for each in written]))], "escape")
+    assert unescaped_names(pa.array(shown, pa.string())).cast(pa.binary()).to_pylist() == written
+    for name, text in zip(written, shown, strict=True):
+        if not {0, ord("\\")} & set(name) and name.decode(errors="replace").encode() == name:
+            assert text.encode() == name, "a name that is text stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"a\xffb", "a\\xFFb"),
+        (b"\xed\xa0\x80", "\\xED\\xA0\\x80"),
+        (b"a\\xFF", "a\\x5CxFF"),
+        (b"a\0b", "a\\x00b"),
+        ("ü".encode(), "ü"),
+    ],
+)
+def test_escaped_names_show_the_bytes(written: bytes, shown: str) -> None:
+    assert names_of([raw(message(headers=[(written, b"1")]))], "escape") == [shown]
+
+
+def test_a_backslash_that_begins_no_escape_stays() -> None:
+    names = pa.array(["a\\b", "\\x4", "\\xG0", "\\\\x41", None, "\\xff"])
+    wanted = [b"a\\b", b"\\x4", b"\\xG0", b"\\A", None, b"\xff"]
+    assert unescaped_names(names).cast(pa.binary()).to_pylist() == wanted
+    assert unescaped_names(names.slice(4)).cast(pa.binary()).to_pylist() == wanted[4:]
+
+
+def test_a_name_that_is_not_utf8_can_fail_the_task_with_the_place_and_ways_to_go_on() -> None:
+    good = message(headers=[(b"a", b"1"), ("ü\0".encode(), b"")])
+    assert names_of([raw(good, message())], "fail") == ["a", "ü\0"]
+    with pytest.raises(InvalidRecordError, match=r"offset 9 of t-0 .* not UTF-8: b'c\\xff'") as failed:
+        names_of(
+            [raw(good, message(), first=3), raw(good, message(headers=[(b"c\xff", None)]), first=8)], "fail"
+        )
+    for each in ("headerNames", "'replace'", "'escape'", "checkpoint stays valid"):
+        assert each in failed.value.fix
 
 
 bytes_or_none = st.none() | st.binary(max_size=8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_eos_source.errors import InvalidSchemaError
-from kafka_eos_source.spark.changelog_check import Step, _kept_by, check_steps
+from kafka_eos_source.spark.changelog_check import Step, _kept_by, check_steps, warning_of_functions
 
 SOURCE = Step("source", has_changes=False)
 OPERATOR = Step("operator", True, (replace(SOURCE, shuffles=True),), is_operator=True)
@@ -94,3 +94,12 @@ def test_a_join_keeps_the_rows_of_its_outer_side(
     else:
         with pytest.raises(InvalidSchemaError, match=r"join\(\) .* drops or repeats rows"):
             check_steps(plan)
+
+
+def test_functions_of_python_that_get_the_rows_of_packets_are_named_once() -> None:
+    assert warning_of_functions(after(READ)) == ""
+    plan = after(after(READ, functions=("parse", "clean")), functions=("parse",), only_bad_records=True)
+    text = warning_of_functions(plan)
+    assert "the Python function(s) clean, parse for the rows that carry bad records" in text
+    assert "each argument is None" in text
+    assert "state changes" in warning_of_functions(after(functions=("f",)))

@@ -22,7 +22,7 @@ from kafka_eos_source.errors import (
 )
 from kafka_eos_source.in_read.bad_records import Records, bad_records
 from kafka_eos_source.in_read.step import with_column_of_packets
-from kafka_eos_source.model import ReadTask, StagedPart
+from kafka_eos_source.model import ReadTask, StagedPart, TopicRecords
 from kafka_eos_source.protocol import packing, records
 from kafka_eos_source.protocol.packing import BadRecords, BadRecordsOfTask, unpack_packet
 from kafka_eos_source.protocol.records import DeadLetter
@@ -187,6 +187,15 @@ def test_a_large_batch_of_bad_records_travels_in_several_packets() -> None:
     packets = [unpack_packet(each) for each in (*found, made.report())]
     assert sum(each.num_rows for packet in packets for each in packet.batches()) == rows
     assert [packet.number for packet in packets] == list(range(len(packets)))
+
+
+def test_the_report_says_how_many_records_of_each_topic_were_read_and_are_bad() -> None:
+    task = replace(TASK, records={"in": 7, "good": 3})
+    part = arrived(*set_aside(task))
+    assert [each.topics for each in part.reads] == [
+        (TopicRecords("in", 7, 2, "no number in row 0"), TopicRecords("good", 3, 0))
+    ]
+    assert arrived(*nothing_bad(TASK)).reads[0].topics == ()
 
 
 # -- lost and doubled packets --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.model import StagedPart
+from kafka_eos_source.model import StagedPart, TopicRecords
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter
@@ -400,3 +400,50 @@ def test_letters_wait_for_more_rows_and_keep_their_order(tmp_path: Path) -> None
     for _ in range(300):
         list(from_batches([frame(*({"topic": None} for _ in range(10)))], COLUMNS, many))
     assert written == [1000] * 3, "memory is bounded"
+
+
+# -- rows that are marked, for the first look at a topic ------------------------------------------
+
+
+def test_marked_rows_are_counted_by_the_topic_from_which_they_were_read(tmp_path: Path) -> None:
+    marks = [{"message": f"bad {n}", "topic": topic} for n, topic in enumerate(["a", "b", "a", None])]
+    rows = frame({}, *({"mark": mark} for mark in marks), {"topic": ""})
+    _, letters, invalid = staged(rows, tmp_path)
+    assert len(letters) == 5
+    assert set(invalid.marked.topics) == {
+        TopicRecords("a", 2, 2, "bad 0"),
+        TopicRecords("b", 1, 1, "bad 1"),
+        TopicRecords("", 1, 1, "bad 3"),
+    }
+    assert invalid.marked.unmarked == 2, "a row that only breaks a rule of the sink is no bad record"
+
+
+def test_marks_that_are_texts_name_no_topic(tmp_path: Path) -> None:
+    rows = frame({}, {}, {})
+    at = rows.schema.get_field_index("kafka_eos_invalid")
+    _, _, invalid = staged(rows.set_column(at, "kafka_eos_invalid", pa.array([None, "x", "y"])), tmp_path)
+    assert invalid.marked.topics == (TopicRecords("", 2, 2, "x"),)
+    assert invalid.marked.unmarked == 1
+
+
+# -- escaped names of headers ----------------------------------------------------------------------
+
+
+def test_escaped_names_become_bytes_in_records_and_in_letters(tmp_path: Path) -> None:
+    headers = [{"key": "a\\xFF", "value": b"1"}, {"key": "ü\\x5C", "value": None}]
+    rows = frame({"headers": headers}, {"headers": headers, "mark": {"message": "bad"}})
+    place = StagingFolder.at(str(tmp_path))
+    stage = partial(PartStage, folder=place, batch="0", inline_bytes=1 << 20)
+    for escaped, names in ((True, [b"a\xff", "ü\\".encode()]), (False, [b"a\\xFF", "ü\\x5C".encode()])):
+        invalid = InvalidRows("dead", LIMITS, {}, None, stage, escaped_names=escaped)
+        (made,) = from_batches([rows], replace(COLUMNS, escaped_names=escaped), invalid)
+        part = invalid.finish()
+        assert part is not None
+        (letter,) = StagedRows(place, "0", [part]).batches()
+        assert _names(made) == names
+        assert _names(letter)[:2] == names
+
+
+def _names(batch: pa.RecordBatch) -> list[bytes]:
+    found: list[bytes] = batch.column("headers").flatten().field(0).cast(pa.binary()).to_pylist()
+    return found

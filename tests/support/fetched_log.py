@@ -367,12 +367,12 @@ class Log:
         return sent, tuple(named) if committed else ()
 
 
-def decoded(batches: Mapping[TopicPartition, Batch]) -> KernelMessages:
-    """Returns the records of a batch of each partition as a consumer gets them."""
+def decoded(batches: Mapping[TopicPartition, Batch], wanted: int | None = None) -> KernelMessages:
+    """Returns the records of a batch of each partition as a consumer gets them, with all columns or some."""
     group = [
         (FetchedBatches.of(kernel(), tp, each.first, memoryview(each.encoded())), each.last + 1)
         for tp, each in batches.items()
     ]
-    (part,) = decode(kernel(), sum(set(WANTS.values())), group, committed=True, most_bytes=1 << 30)
+    (part,) = decode(kernel(), wanted or sum(set(WANTS.values())), group, committed=True, most_bytes=1 << 30)
     assert isinstance(part.messages, KernelMessages)
     return part.messages
