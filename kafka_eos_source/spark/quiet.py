@@ -174,7 +174,7 @@ def _wrap_launch() -> None:
             return original(conf, {**(popen_kwargs or {}), "stderr": stderr})
 
     launch.is_quiet = True  # type: ignore[attr-defined]
-    context.launch_gateway = launch
+    context.launch_gateway = launch  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
