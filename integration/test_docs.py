@@ -1,4 +1,4 @@
-"""The code blocks of the pages that are marked with ``run`` work, in the order of their page."""
+"""The code blocks of the pages that are marked with ``run`` work in the order of their page, and again."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ PARAMETERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
+def _filled() -> Iterator[str]:
     """Runs a broker for these tests alone, because pages give topics and applications short names."""
     with EmbeddedKafka(java_options=broker.JAVA_OPTIONS) as kafka:
         fill(kafka.bootstrap_servers, Admin(kafka.bootstrap_servers))
         yield kafka.bootstrap_servers
+
+
+servers = pytest.fixture(_filled, scope="module", name="servers")
+other_servers = pytest.fixture(_filled, scope="module", name="other_servers")
 
 
 @pytest.mark.parametrize("page", PARAMETERS)
@@ -48,5 +51,19 @@ def test_the_blocks_of_a_page_work(
 ) -> None:
     with ExitStack() as end:
         world = World(servers, spark, tmp_path, end)
+        for block in page:
+            world.execute(block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PARAMETERS)
+def test_the_blocks_of_a_page_can_be_pasted_again(
+    other_servers: str, spark: SparkSession, tmp_path: Path, page: list[Block]
+) -> None:
+    with ExitStack() as end:
+        world = World(other_servers, spark, tmp_path, end)
+        for block in page:
+            world.execute(block)
+        world.again = True
         for block in page:
             world.execute(block)

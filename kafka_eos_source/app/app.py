@@ -47,7 +47,12 @@ from kafka_eos_source.spark.changelog_check import check_changelog
 from kafka_eos_source.spark.operator_frame import senders_of
 from kafka_eos_source.spark.quiet import quiet_by_default
 from kafka_eos_source.spark.schema import HEADERS, TOPIC
-from kafka_eos_source.spark.session import local_checkpoints, recommended_settings, time_zone
+from kafka_eos_source.spark.session import (
+    local_checkpoints,
+    recommended_settings,
+    time_zone,
+    use_this_python,
+)
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.processor.schema import as_struct
@@ -719,6 +724,7 @@ def _session(name: str, checkpoint: str | None) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     if not is_remote():
         quiet_by_default()
+        use_this_python()
         is_local = checkpoint is None or "://" not in checkpoint.replace("file://", "")
         builder = builder.config(map={**recommended_settings(), **(local_checkpoints() if is_local else {})})
     return builder.getOrCreate()

@@ -203,6 +203,11 @@ _CAUSED = "The above exception"
 #: The line of a Python traceback that names the error, before what Spark adds.
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::.*)?\n+ *SQLSTATE", re.MULTILINE)
 _JAVA_FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*\n?", re.MULTILINE)
+_NOT_FOUND = re.compile(r"DATA_SOURCE_NOT_FOUND.* kafka-eos")
+_NOT_FOUND_FIX = (
+    "Fix: Spark starts the python3 of PATH, in which kafka-eos is not installed: activate the environment of "
+    f"this program, or set PYSPARK_PYTHON={sys.executable}."
+)
 _PLAN = "=== Streaming Query ==="
 _QUERY = re.compile(r"^Identifier: (.*?) ?\[id = ([0-9a-f-]+)", re.MULTILINE)
 
@@ -292,7 +297,8 @@ def short_text(error: BaseException, *, is_logged: bool = False) -> str | None:
         return f"{kind.__name__}: query {query[1] or query[2]} ended with {what}, which the log above shows."
     if own is not None:
         return own[1]
-    return f"{name}: {_JAVA_FRAME.sub('', text.partition(_PLAN)[0]).rstrip()}"
+    shown = f"{name}: {_JAVA_FRAME.sub('', text.partition(_PLAN)[0]).rstrip()}"
+    return f"{shown}\n{_NOT_FOUND_FIX}" if _NOT_FOUND.search(text) else shown
 
 
 def _hidden_folders() -> set[Path]:

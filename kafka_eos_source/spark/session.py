@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +121,28 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
         DRIVER_OPTIONS_SETTING: " ".join([COMPILER_OPTION, *of_archive]),
     }
     return {**found, BATCH_BYTES_SETTING: str(2**31 - 1)} if small_rows else found
+
+
+#: Environment variables that name an interpreter, or say that ``spark-submit`` has started the JVM.
+_NAMES_PYTHON = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT")
+_CLUSTER_OR_PYTHON = re.compile(r"(?:--master|spark\.master)[\s=:]+(?![\s=:]|local)|spark\.pyspark\.")
+
+
+def use_this_python() -> None:
+    """Makes Spark start the interpreter of this process in a local session that is created next.
+
+    Spark otherwise starts the ``python3`` of PATH. That is another one if the virtual environment of the
+    program is not activated, and Spark then does not find the data source. A setting of the user is left as
+    it is, and so is a session on a cluster, whose hosts may not have this path.
+    """
+    if any(os.environ.get(name) for name in _NAMES_PYTHON):
+        return
+    texts = [os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    for folder in (os.environ.get("SPARK_CONF_DIR"), os.path.join(os.environ.get("SPARK_HOME", "."), "conf")):
+        with contextlib.suppress(OSError):
+            texts.append(Path(folder or ".", "spark-defaults.conf").read_text(encoding="utf-8"))
+    if not any(_CLUSTER_OR_PYTHON.search(text) for text in texts):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def disable_adaptive_streaming(session: SparkSession) -> bool:

@@ -189,6 +189,16 @@ def test_what_a_sink_of_the_user_raised_stays() -> None:
     assert "KeyError: 1" in (short_text(StreamingQueryException(text)) or "")
 
 
+def test_a_data_source_that_another_python_does_not_find_is_explained() -> None:
+    text = (
+        "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka-eos. Make sure the provider is right."
+    )
+    found = short_text(AnalysisException(text)) or ""
+    assert "Make sure" in found
+    assert f"PYSPARK_PYTHON={sys.executable}" in found
+    assert "PYSPARK_PYTHON" not in (short_text(AnalysisException(text.replace("kafka-eos", "x"))) or "")
+
+
 def caught(call: Any) -> BaseException:
     try:
         call()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -9,6 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 from kafka_eos_source import local_checkpoints
+from kafka_eos_source.spark import session
 from kafka_eos_source.spark.session import (
     ADAPTIVE_SETTING,
     BATCH_BYTES_SETTING,
@@ -16,6 +19,7 @@ from kafka_eos_source.spark.session import (
     disable_adaptive_streaming,
     file_system_manager,
     recommended_settings,
+    use_this_python,
     warn_of_large_batches,
 )
 
@@ -69,6 +73,36 @@ def test_a_session_without_a_limit_for_packed_batches_is_warned(
 def test_the_recommended_setting_for_small_rows_is_one_of_those() -> None:
     session: Any = Session(**recommended_settings(small_rows=True))
     assert warn_of_large_batches(session, "map_in_read")
+
+
+# ------------------------------------------------------------------ the interpreter
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PYSPARK_SUBMIT_ARGS", "--master  local[2] pyspark-shell", True),
+        ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell", False),
+        ("PYSPARK_SUBMIT_ARGS", "--conf spark.master=k8s://x pyspark-shell", False),
+        ("PYSPARK_DRIVER_PYTHON", "/opt/python", False),
+        ("PYSPARK_GATEWAY_PORT", "4711", False),
+        ("spark-defaults.conf", "spark.driver.memory 2g\n", True),
+        ("spark-defaults.conf", "spark.master  spark://host:7077\n", False),
+        ("spark-defaults.conf", "spark.pyspark.python /opt/python\n", False),
+    ],
+)
+def test_a_local_session_starts_the_interpreter_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, expected: bool
+) -> None:
+    for each in (*session._NAMES_PYTHON, "PYSPARK_SUBMIT_ARGS", "SPARK_HOME"):
+        monkeypatch.setenv(each, "")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    if name == "spark-defaults.conf":
+        (tmp_path / name).write_text(value)
+    else:
+        monkeypatch.setenv(name, value)
+    use_this_python()
+    assert (os.environ["PYSPARK_PYTHON"] == sys.executable) == expected
 
 
 # ------------------------------------------------------------------ local checkpoints
