@@ -48,7 +48,7 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
                 text = _TERMINAL_CODES.sub("", output.text)
                 output.text = "\n".join(_shown(line) for line in text.split("\n"))
         if "outputs" in cell:
-            cell.outputs = [each for each in outputs if each.get("text") != ""]
+            cell.outputs = [each for each in outputs if "text" not in each or each.text.strip()]
 
 
 def _shown(line: str) -> str:
