@@ -17,6 +17,8 @@ from tests.support.doc_pages import PAGES, Block, blocks
 
 #: Pages that continue with what the blocks of another page left; they run together.
 CONTINUES = {"reading-state": "state"}
+#: Pages that end with another query than they begin with: `kafka-eos state rescale` has changed its shards.
+ENDS_OTHERWISE = {"reading-state"}
 
 
 def _blocks() -> Iterator[tuple[str, list[Block]]]:
@@ -56,7 +58,7 @@ def test_the_blocks_of_a_page_work(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PARAMETERS)
+@pytest.mark.parametrize("page", [each for each in PARAMETERS if each.id not in ENDS_OTHERWISE])
 def test_the_blocks_of_a_page_can_be_pasted_again(
     other_servers: str, spark: SparkSession, tmp_path: Path, page: list[Block]
 ) -> None:
