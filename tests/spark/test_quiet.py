@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.core import context
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from kafka_eos_source import quiet_logs
@@ -26,7 +27,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     monkeypatch.setattr(quiet, "_running_jvm", lambda: None)
-    monkeypatch.setattr(quiet, "_wrap_launch", lambda: None)
+    monkeypatch.setattr(context, "launch_gateway", lambda *_: None)
     monkeypatch.delenv(quiet.VARIABLE, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
 
@@ -137,6 +138,25 @@ def test_the_filter_hides_one_line_and_changes_no_other(printed: str, shown: str
         check=True,
     )
     assert done.stdout == (printed if shown is None else shown)
+
+
+def test_the_next_jvm_starts_with_the_filter(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def launch(_conf: Any, popen_kwargs: Any) -> int:
+        script = f"echo '{quiet._JAVA_STARTS}' >&2; echo 'an error' >&2"
+        return subprocess.Popen(["/bin/sh", "-c", script], **(popen_kwargs or {})).wait()
+
+    monkeypatch.setattr(context, "launch_gateway", launch)
+    quiet_logs()
+    quiet_logs()
+    assert context.launch_gateway(None) == 0
+    assert quiet._filters.pop().wait(60) == 0
+    assert not quiet._filters, "a second call adds no second filter"
+    assert capfd.readouterr().err == "an error\n"
+    monkeypatch.setenv(quiet.VARIABLE, "false")
+    context.launch_gateway(None, {})
+    assert "incubator" in capfd.readouterr().err
 
 
 # -- uncaught exceptions
