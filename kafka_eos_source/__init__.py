@@ -33,8 +33,9 @@ if TYPE_CHECKING:
         sink_options,
         sql,
     )
+    from kafka_eos_source.spark.quiet import quiet_logs
     from kafka_eos_source.spark.schema import invalid_record, record_origin
-    from kafka_eos_source.spark.session import local_checkpoints, quiet_logs, recommended_settings
+    from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
     from kafka_eos_source.state.reading.live import watch_state
     from kafka_eos_source.state.vector.windows import hopping, session, tumbling
 
@@ -100,7 +101,7 @@ _DEFINED_IN = {
     "local_checkpoints": "kafka_eos_source.spark.session",
     "map_in_read": "kafka_eos_source.in_read.frame",
     "observe_batches": "kafka_eos_source.observe.notebook",
-    "quiet_logs": "kafka_eos_source.spark.session",
+    "quiet_logs": "kafka_eos_source.spark.quiet",
     "recommended_settings": "kafka_eos_source.spark.session",
     "record_origin": "kafka_eos_source.spark.schema",
     "registry_schema": "kafka_eos_source.registry.columns",

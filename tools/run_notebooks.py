@@ -1,4 +1,4 @@
-"""Runs notebooks in an empty folder and stores them with tidy output: ``python tools/run_notebooks.py``.
+"""Runs notebooks where they are and stores them with tidy output: ``python tools/run_notebooks.py``.
 
 Without arguments it runs all of ``notebooks/``. Needs the extras ``demo`` and ``test``.
 """
@@ -8,26 +8,23 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
-#: Java prints this at each start of Spark, and no setting prevents it.
-_JAVA_STARTS = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def run(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """Runs a notebook from top to bottom in this folder, and returns it with its output.
+def run(path: Path) -> nbformat.NotebookNode:
+    """Runs a notebook from top to bottom in its folder, as Jupyter does, and returns it with its output.
 
     Raises:
         CellExecutionError: if a cell fails.
     """
     notebook = nbformat.read(path, nbformat.NO_CONVERT)
-    resources = {"metadata": {"path": str(folder)}}
+    resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(
         notebook, timeout=900, kernel_name="python3", record_timing=False, resources=resources
     ).execute()
@@ -48,10 +45,10 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
                 outputs.append(output)
         for output in outputs:
             if output.output_type == "stream":
-                text = _TERMINAL_CODES.sub("", output.text.replace(_JAVA_STARTS, ""))
+                text = _TERMINAL_CODES.sub("", output.text)
                 output.text = "\n".join(_shown(line) for line in text.split("\n"))
         if "outputs" in cell:
-            cell.outputs = [each for each in outputs if each.get("text") != ""]
+            cell.outputs = [each for each in outputs if "text" not in each or each.text.strip()]
 
 
 def _shown(line: str) -> str:
@@ -64,8 +61,7 @@ def main() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     for path in map(Path, sys.argv[1:] or sorted((ROOT / "notebooks").glob("*.ipynb"))):
-        with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
-            notebook = run(path, Path(folder))
+        notebook = run(path)
         tidy(notebook)
         nbformat.write(notebook, path)
         print(path)

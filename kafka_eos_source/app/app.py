@@ -45,8 +45,14 @@ from kafka_eos_source.secrets import shown
 from kafka_eos_source.sinks.constructors import Sink
 from kafka_eos_source.spark.changelog_check import check_changelog
 from kafka_eos_source.spark.operator_frame import senders_of
+from kafka_eos_source.spark.quiet import quiet_by_default
 from kafka_eos_source.spark.schema import TOPIC
-from kafka_eos_source.spark.session import local_checkpoints, recommended_settings, time_zone
+from kafka_eos_source.spark.session import (
+    local_checkpoints,
+    recommended_settings,
+    time_zone,
+    use_this_python,
+)
 from kafka_eos_source.state.operator import transform as operators
 from kafka_eos_source.state.operator.frame import Shards
 from kafka_eos_source.state.processor.schema import as_struct
@@ -123,7 +129,8 @@ class App:
                 as ``{"kafka.security.protocol": "SASL_SSL", "state.dir": "/data/state"}``. Each part gets
                 those that ``docs/options.md`` lists for it.
             spark: the session, also of Spark Connect. By default the active session, or a new one with
-                `recommended_settings` and, for a checkpoint in a local folder, `local_checkpoints`.
+                `recommended_settings`, `quiet_logs` and, for a checkpoint in a local folder,
+                `local_checkpoints`.
 
         Raises:
             InvalidOptionError: if an argument or an option is malformed or unknown.
@@ -705,7 +712,7 @@ def _by_name(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _session(name: str, checkpoint: str | None) -> SparkSession:
-    """Returns the active session, or a new one with the settings that make this package faster."""
+    """Returns the active session, or a new, quiet one with the settings that make this package faster."""
     from pyspark.sql import SparkSession
     from pyspark.sql.utils import is_remote
 
@@ -714,6 +721,8 @@ def _session(name: str, checkpoint: str | None) -> SparkSession:
         return active
     builder = SparkSession.builder.appName(name)
     if not is_remote():
+        quiet_by_default()
+        use_this_python()
         is_local = checkpoint is None or "://" not in checkpoint.replace("file://", "")
         builder = builder.config(map={**recommended_settings(), **(local_checkpoints() if is_local else {})})
     return builder.getOrCreate()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import click
 import pyarrow as pa
 
-from kafka_eos_source.errors import UnavailableError
+from kafka_eos_source.errors import OperatorError, UnavailableError
 from kafka_eos_source.runtime.commands import (
     BROKERS_VARIABLE,
     DEFAULT_BROKERS,
@@ -185,25 +185,39 @@ def main(bootstrap_servers: str | None, topic: str, records: int, as_json: bool)
     """Create a topic of real flights (New York, 2013) to try queries on.
 
     Waits up to a minute for the broker. Keys are carrier and flight number, as in AA-1141; values are JSON.
-    TOPIC is 'flights' unless it is named. Refuses to add to a topic that exists.
+    TOPIC is 'flights' unless it is named. A topic that has as many records is left as it is; one with fewer,
+    but some, is refused.
     """
     sent = fill(bootstrap_servers or brokers_of_environment() or DEFAULT_BROKERS, topic, records)
     if as_json:
         print_json({"topic": topic, "records": sent, "partitions": _PARTITIONS})
-        return
-    click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
+    elif sent:
+        click.echo(f"{sent:,} flights sent to topic {topic!r}, {_PARTITIONS} partitions.")
+    else:
+        click.echo(f"Topic {topic!r} exists and was left as it is.")
 
 
 def fill(bootstrap_servers: str, topic: str, records: int) -> int:
     """Creates the topic, sends the first flights of the data set, and returns how many were sent.
 
+    It returns 0 if the topic has as many records already, so that the command can be repeated.
+
     Raises:
-        KafkaEosError: the data set is not installed, the topic exists, or the brokers do not answer.
+        KafkaEosError: the data set is not installed, the topic has fewer records, or no broker answers.
     """
     from kafka_eos_source.kafka import playground  # drivers of the demo import this module, but not that one
 
+    held = playground.records_in(bootstrap_servers, topic)
+    if held is not None and held >= records:
+        return 0
+    if held:
+        raise OperatorError(
+            f"topic {topic!r} exists with {held:,} records; this command fills only an empty topic.",
+            fix="name another topic; or delete this one, if an earlier run of the command was interrupted.",
+        )
     frame = events(records)
-    playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
+    if held is None:
+        playground.create_topics(bootstrap_servers, {topic: _PARTITIONS})
     keys = (frame["carrier"] + "-" + frame["flight"].astype(str)).tolist()
     playground.send(bootstrap_servers, topic, as_json(frame), keys, lambda _sent: None)
     return len(frame)

@@ -43,6 +43,25 @@ def create_topics(bootstrap_servers: str, partitions: Mapping[str, int]) -> None
             admin.await_led(name, deadline)
 
 
+def records_in(bootstrap_servers: str, topic: str) -> int | None:
+    """Returns how many offsets a topic holds; None if it does not exist.
+
+    Raises:
+        KafkaEosError: if no broker answers.
+    """
+    deadline = Deadline.after_seconds(_SECONDS)
+    with TopicAdmin({"bootstrap.servers": bootstrap_servers}) as admin:
+        shape = admin.shape(topic, deadline)
+        if shape is None:
+            return None
+        admin.await_led(topic, deadline)
+    watch = Watch(bootstrap_servers, "kafka-eos-flights", {}, {topic: shape.partitions})
+    try:
+        return watch.written()
+    finally:
+        watch.close()
+
+
 def send(
     bootstrap_servers: str, topic: str, values: list[str], keys: list[str], report: Callable[[int], None]
 ) -> None:

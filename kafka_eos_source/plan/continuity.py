@@ -195,15 +195,30 @@ def check_topics_of_checkpoint(position: Offsets, reads_topic: Callable[[str], b
         raise data_loss([_no_longer_read(sorted(position))], other_topics=True)
 
 
-def data_loss(losses: Collection[Loss], *, other_topics: bool = False) -> DataLossError:
+def data_loss(
+    losses: Collection[Loss],
+    *,
+    other_topics: bool = False,
+    clusters: tuple[str | None, str | None] = (None, None),
+) -> DataLossError:
     """Returns the error that ends a query with ``failOnDataLoss=true``.
 
     Args:
         losses: what was lost.
         other_topics: whether the source subscribes none of the topics of the checkpoint's position.
+        clusters: ids of the cluster of the checkpoint's position and of the one that the source reads now.
     """
     kinds = {loss.kind for loss in losses}
     text = f"{'; '.join(f'{loss.kind}: {loss.text}' for loss in losses)} (failOnDataLoss=true)."
+    former, now = clusters
+    if former is not None and now is not None and former != now:
+        return DataLossError(
+            f"the checkpoint is that of another Kafka cluster: its offsets are of cluster {former!r}, and "
+            f"the brokers belong to {now!r}. {text}",
+            fix="correct kafka.bootstrap.servers. If the cluster is new on purpose, such as a development "
+            "broker that did not keep its data ('kafka-eos broker --dir' does), start with a new checkpoint "
+            "and a new state.dir.",
+        )
     if other_topics:
         return DataLossError(
             "this is probably the checkpoint of another query: the source subscribes none of its topics. "

@@ -164,7 +164,10 @@ class SourcePlan:
         )
         has_topic = self._options.subscription.has_topic
         other_topics = not any(has_topic(tp.topic) for tp in start.end)
-        self._raise_or_log(found.losses, accepted=self._accepts_loss, other_topics=other_topics)
+        clusters = (start.cluster_id, topics.cluster_id)
+        self._raise_or_log(
+            found.losses, accepted=self._accepts_loss, other_topics=other_topics, clusters=clusters
+        )
         ends = {tp: max(end, found.starts[tp]) for tp, end in now.items()}
         if self._stop_at is not None:
             ends = {
@@ -496,9 +499,16 @@ class SourcePlan:
             application_id=self._options.application_id,
         )
 
-    def _raise_or_log(self, losses: list[Loss], *, accepted: bool, other_topics: bool = False) -> None:
+    def _raise_or_log(
+        self,
+        losses: list[Loss],
+        *,
+        accepted: bool,
+        other_topics: bool = False,
+        clusters: tuple[str | None, str | None] = (None, None),
+    ) -> None:
         if losses and not accepted:
-            raise data_loss(losses, other_topics=other_topics)
+            raise data_loss(losses, other_topics=other_topics, clusters=clusters)
         for loss in losses:
             _log.warning("%s: %s. The query continues, because failOnDataLoss=false.", loss.kind, loss.text)
 

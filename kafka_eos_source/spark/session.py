@@ -1,16 +1,12 @@
-"""What a program sets up around its Spark session: settings that make Spark faster, and quiet logs.
-
-The settings make Spark start its JVM and its workers faster, and write local checkpoints and run stateful
-queries faster.
-"""
+"""Settings of a Spark session: faster starts of its JVM and workers, local checkpoints, stateful queries."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +123,28 @@ def recommended_settings(*, small_rows: bool = False) -> dict[str, str]:
     return {**found, BATCH_BYTES_SETTING: str(2**31 - 1)} if small_rows else found
 
 
+#: Environment variables that name an interpreter, or say that ``spark-submit`` has started the JVM.
+_NAMES_PYTHON = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT")
+_CLUSTER_OR_PYTHON = re.compile(r"(?:--master|spark\.master)[\s=:]+(?![\s=:]|local)|spark\.pyspark\.")
+
+
+def use_this_python() -> None:
+    """Makes Spark start the interpreter of this process in a local session that is created next.
+
+    Spark otherwise starts the ``python3`` of PATH. That is another one if the virtual environment of the
+    program is not activated, and Spark then does not find the data source. A setting of the user is left as
+    it is, and so is a session on a cluster, whose hosts may not have this path.
+    """
+    if any(os.environ.get(name) for name in _NAMES_PYTHON):
+        return
+    texts = [os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    for folder in (os.environ.get("SPARK_CONF_DIR"), os.path.join(os.environ.get("SPARK_HOME", "."), "conf")):
+        with contextlib.suppress(OSError):
+            texts.append(Path(folder or ".", "spark-defaults.conf").read_text(encoding="utf-8"))
+    if not any(_CLUSTER_OR_PYTHON.search(text) for text in texts):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
 def disable_adaptive_streaming(session: SparkSession) -> bool:
     """Disables adaptive execution in streaming queries that start later, unless the session sets it.
 
@@ -213,76 +231,3 @@ def file_system_manager(jars: Path) -> str:
                 if name.startswith(_PACKAGE) and name.endswith(f"/{_MANAGER}.class"):
                     return name.removesuffix(".class").replace("/", ".")
     return ""
-
-
-# ------------------------------------------------------------------ quiet logs
-
-#: Log4j's configuration. It is the only place that names the loggers whose warnings stay visible.
-CONFIGURATION = Path(__file__).with_name("quiet-log4j2.properties")
-
-_JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
-_OWN_OPTIONS = (_JVM_OPTIONS, "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
-
-
-def quiet_logs() -> None:
-    """Shows only errors, and warnings that need action, in a notebook or shell.
-
-    Call it before the session starts: ``quiet_logs()``, then ``SparkSession.builder…``. It hides Spark's
-    other warnings, the lines that Spark prints when it starts, and its console progress bars.
-
-    Errors stay visible, and so do all warnings of this package. Spark's warnings stay visible if a person has
-    to act on them: no executor accepts tasks, batches take longer than the trigger interval, a setting is
-    ignored, Spark's own Kafka source lost data.
-
-    If a session runs already, only the warnings of its JVM are hidden. A Log4j configuration of your own
-    (``log4j2.properties`` in Spark's configuration folder, or ``-Dlog4j2.configurationFile``) is left as it
-    is. The log of executors and of a Spark Connect server on other hosts does not change.
-    """
-    if _has_own_configuration():
-        return
-    options = ["-Dspark.ui.showConsoleProgress=false", f"-Dlog4j2.configurationFile={CONFIGURATION.as_uri()}"]
-    os.environ[_JVM_OPTIONS] = " ".join([os.environ.get(_JVM_OPTIONS, ""), *options]).strip()
-    jvm = _running_jvm()
-    if jvm is not None:
-        _quiet(jvm)
-
-
-def kept_loggers() -> Iterator[str]:
-    """Yields the names of Spark's loggers whose warnings stay visible."""
-    levels = dict(re.findall(r"^logger\.(\w+)\.level = (\w+)$", CONFIGURATION.read_text(), re.MULTILINE))
-    for key, name in re.findall(r"^logger\.(\w+)\.name = (\S+)$", CONFIGURATION.read_text(), re.MULTILINE):
-        if levels[key] == "warn":
-            yield name
-
-
-def _has_own_configuration() -> bool:
-    """Returns whether the user, or an earlier call, has chosen a configuration of Log4j."""
-    if any("log4j" in os.environ.get(name, "") for name in _OWN_OPTIONS):
-        return True
-    folders = [os.environ.get("SPARK_CONF_DIR", "")]
-    if os.environ.get("SPARK_HOME"):
-        folders.append(os.path.join(os.environ["SPARK_HOME"], "conf"))
-    return any(
-        Path(folder, f"log4j2.{suffix}").exists()
-        for folder in folders
-        if folder
-        for suffix in ("properties", "xml", "yaml", "yml", "json", "jsn")
-    )
-
-
-def _running_jvm() -> Any:
-    """Returns the JVM of this process's Spark session, also of a local Spark Connect server; else None."""
-    if "pyspark" not in sys.modules:
-        return None
-    try:
-        from pyspark import SparkContext
-    except ImportError:  # pyspark-client has no JVM
-        return None
-    return SparkContext._jvm
-
-
-def _quiet(jvm: Any) -> None:
-    log4j = jvm.org.apache.logging.log4j
-    log4j.core.config.Configurator.setRootLevel(log4j.Level.ERROR)
-    for name in kept_loggers():
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.WARN)

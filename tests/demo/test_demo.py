@@ -19,6 +19,8 @@ from kafka_eos_source.demo import __main__ as program
 from kafka_eos_source.demo import flights, report
 from kafka_eos_source.demo.report import Marker, draw, markers
 from kafka_eos_source.demo.run import AT_LEAST_ONCE, EXACTLY_ONCE, History, schedule
+from kafka_eos_source.errors import OperatorError
+from kafka_eos_source.kafka import playground
 from kafka_eos_source.testing.verdict import judge
 
 _EVENTS = st.lists(st.integers(0, 20))
@@ -218,3 +220,21 @@ def test_the_exit_code_follows_the_verdict(
     assert finished.exit_code == exit_code, finished.output
     assert said in finished.output
     assert (tmp_path / "kills.png").exists()
+
+
+@pytest.mark.parametrize(("held", "sent"), [(None, 100), (0, 100), (100, 0), (150, 0)])
+def test_filling_a_topic_with_flights_can_be_repeated(
+    monkeypatch: pytest.MonkeyPatch, held: int | None, sent: int
+) -> None:
+    created, records = [], []
+    monkeypatch.setattr(playground, "records_in", lambda _servers, _topic: held)
+    monkeypatch.setattr(playground, "create_topics", lambda _servers, topics: created.extend(topics))
+    monkeypatch.setattr(playground, "send", lambda _servers, _topic, values, *_: records.extend(values))
+    assert flights.fill("b:1", "flights", 100) == len(records) == sent
+    assert created == (["flights"] if held is None else [])
+
+
+def test_a_topic_that_was_filled_in_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playground, "records_in", lambda _servers, _topic: 7)
+    with pytest.raises(OperatorError, match="exists with 7 records"):
+        flights.fill("b:1", "flights", 100)

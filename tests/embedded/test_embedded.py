@@ -20,7 +20,14 @@ from click.testing import CliRunner
 
 from kafka_eos_source.cli import main
 from kafka_eos_source.embedded import EmbeddedKafka, java
-from kafka_eos_source.embedded.cluster import Ports, free_ports, new_cluster_id, render, server_properties
+from kafka_eos_source.embedded.cluster import (
+    Node,
+    Ports,
+    free_ports,
+    new_cluster_id,
+    render,
+    server_properties,
+)
 from kafka_eos_source.embedded.java import (
     BROKER,
     KAFKA_VERSION,
@@ -311,6 +318,24 @@ def test_topics_have_as_many_replicas_as_the_brokers_allow(brokers: int, copies:
         assert properties[f"{name}.replication.factor"] == copies
     assert properties["min.insync.replicas"] == properties["transaction.state.log.min.isr"] == in_sync
     assert properties["controller.quorum.voters"].count("@127.0.0.1:") == brokers
+
+
+@pytest.mark.parametrize(
+    ("directory", "config", "expected"),
+    [
+        (None, {}, (None, None)),
+        ("data", {}, ("-1", "5256000")),
+        ("data", {"log.retention.hours": "1"}, (None, "5256000")),
+        ("data", {"offsets.retention.minutes": "1"}, ("-1", "1")),
+    ],
+)
+def test_a_cluster_that_keeps_its_data_lets_nothing_expire(
+    directory: str | None, config: dict[str, str], expected: tuple[str | None, str | None]
+) -> None:
+    kafka = EmbeddedKafka(directory=directory, config=config)
+    node = Node(1, Path("/data"), Ports(1, 2), "4.3.1")
+    properties = kafka._properties(node, {1: node.ports})
+    assert (properties.get("log.retention.ms"), properties.get("offsets.retention.minutes")) == expected
 
 
 def test_brokers_listen_only_on_the_local_host() -> None:

@@ -165,6 +165,21 @@ def test_a_data_loss_fails_the_query_or_is_logged(
     assert lenient.latest(end) == end
 
 
+def test_the_checkpoint_of_another_cluster_is_named() -> None:
+    cluster = Cluster({A0: (0, 8)})
+    start = over_the_wire(plan(cluster).initial())
+    other = Cluster({A0: (0, 2)}, ids_by_topic={"a": "new"}, cluster_id="cluster-2")
+    with pytest.raises(DataLossError, match=r"of cluster 'cluster-1', .* 'cluster-2'") as caught:
+        plan(other).latest(start)
+    assert "TOPIC_RECREATED" in caught.value.message
+    assert "kafka.bootstrap.servers" in caught.value.fix
+    assert "failOnDataLoss" not in caught.value.fix
+    for unknown in (None, "cluster-1"):
+        other.cluster_id = unknown
+        with pytest.raises(DataLossError, match=r"^\[KAFKA_EOS.DATA_LOSS\] TOPIC_RECREATED"):
+            plan(other).latest(start)
+
+
 def test_a_topic_that_the_user_unsubscribed_does_not_count_as_deleted() -> None:
     cluster = Cluster({A0: (0, 8), B0: (0, 9)})
     start = plan(cluster, subscribe="a,b").initial()

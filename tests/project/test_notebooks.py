@@ -75,3 +75,11 @@ def test_a_notebook_says_what_it_needs_and_what_to_read_next(path: Path) -> None
 def test_a_notebook_hides_log_lines_that_need_no_action(path: Path) -> None:
     first = "".join(cells(path, "code")[0]["source"])
     assert "quiet_logs()" in first
+
+
+@every_notebook
+def test_each_run_of_a_notebook_has_a_broker_and_a_folder_of_its_own(path: Path) -> None:
+    """Checkpoint, state and tables of an earlier run belong to a broker that is gone."""
+    first, *others = ("".join(cell["source"]) for cell in cells(path, "code"))
+    assert first.index("os.chdir(tempfile.mkdtemp(") < first.index("EmbeddedKafka()")
+    assert not [text for text in others if "chdir" in text]

@@ -1,15 +1,16 @@
-"""What the package sets up around a session: settings, quiet logs, and fast local checkpoint files."""
+"""What the package sets up around a session: settings, and fast local checkpoint files."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
 
-from kafka_eos_source import local_checkpoints, quiet_logs
+from kafka_eos_source import local_checkpoints
 from kafka_eos_source.spark import session
 from kafka_eos_source.spark.session import (
     ADAPTIVE_SETTING,
@@ -18,6 +19,7 @@ from kafka_eos_source.spark.session import (
     disable_adaptive_streaming,
     file_system_manager,
     recommended_settings,
+    use_this_python,
     warn_of_large_batches,
 )
 
@@ -73,67 +75,34 @@ def test_the_recommended_setting_for_small_rows_is_one_of_those() -> None:
     assert warn_of_large_batches(session, "map_in_read")
 
 
-# ------------------------------------------------------------------ quiet logs
+# ------------------------------------------------------------------ the interpreter
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*session._OWN_OPTIONS, "SPARK_HOME"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(name, "")  # so that monkeypatch also removes what the function sets
-        monkeypatch.delenv(name)
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("PYSPARK_SUBMIT_ARGS", "--master  local[2] pyspark-shell", True),
+        ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell", False),
+        ("PYSPARK_SUBMIT_ARGS", "--conf spark.master=k8s://x pyspark-shell", False),
+        ("PYSPARK_DRIVER_PYTHON", "/opt/python", False),
+        ("PYSPARK_GATEWAY_PORT", "4711", False),
+        ("spark-defaults.conf", "spark.driver.memory 2g\n", True),
+        ("spark-defaults.conf", "spark.master  spark://host:7077\n", False),
+        ("spark-defaults.conf", "spark.pyspark.python /opt/python\n", False),
+    ],
+)
+def test_a_local_session_starts_the_interpreter_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, expected: bool
+) -> None:
+    for each in (*session._NAMES_PYTHON, "PYSPARK_SUBMIT_ARGS", "SPARK_HOME"):
+        monkeypatch.setenv(each, "")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    monkeypatch.setattr(session, "_running_jvm", lambda: None)
-
-
-def test_spark_starts_with_the_quiet_configuration_and_keeps_the_options_of_the_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xmx1g")
-    quiet_logs()
-    options = os.environ["SPARK_SUBMIT_OPTS"].split()
-    assert options[0] == "-Xmx1g"
-    assert f"-Dlog4j2.configurationFile={session.CONFIGURATION.as_uri()}" in options
-    assert session.CONFIGURATION.exists()
-
-
-def test_a_second_call_adds_nothing() -> None:
-    quiet_logs()
-    once = os.environ["SPARK_SUBMIT_OPTS"]
-    quiet_logs()
-    assert os.environ["SPARK_SUBMIT_OPTS"] == once
-
-
-@pytest.mark.parametrize("name", session._OWN_OPTIONS)
-def test_a_log4j_configuration_of_the_user_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "-Dlog4j2.configurationFile=mine.xml")
-    before = os.environ.get("SPARK_SUBMIT_OPTS")
-    quiet_logs()
-    assert os.environ.get("SPARK_SUBMIT_OPTS") == before
-
-
-def test_a_log4j_file_in_the_configuration_folder_is_respected(tmp_path: Path) -> None:
-    (tmp_path / "log4j2.properties").touch()
-    quiet_logs()
-    assert "SPARK_SUBMIT_OPTS" not in os.environ
-
-
-def test_a_log4j_file_in_sparks_home_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARK_CONF_DIR")
-    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "log4j2.xml").touch()
-    quiet_logs()
-    assert "SPARK_SUBMIT_OPTS" not in os.environ
-
-
-def test_warnings_that_need_action_stay_visible() -> None:
-    kept = list(session.kept_loggers())
-    assert "org.apache.spark.scheduler.TaskSchedulerImpl" in kept  # no executor accepts the tasks
-    assert "org.apache.spark.SparkConf" in kept
-    assert len(kept) == session.CONFIGURATION.read_text().count(".level = warn")
+    if name == "spark-defaults.conf":
+        (tmp_path / name).write_text(value)
+    else:
+        monkeypatch.setenv(name, value)
+    use_this_python()
+    assert (os.environ["PYSPARK_PYTHON"] == sys.executable) == expected
 
 
 # ------------------------------------------------------------------ local checkpoints
