@@ -206,7 +206,11 @@ def check_cases(server: Server, store: str, cases: Sequence[Case], **options: An
 class TestPostgres(_OnServer):
     kind = Postgres
 
-    @pytest.mark.parametrize("options", [{}, {"mode": "upsert", "keys": "id"}], ids=["append", "upsert"])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, pytest.param({"mode": "upsert", "keys": "id"}, marks=pytest.mark.long)],
+        ids=["append", "upsert"],
+    )
     def test_rules_are_as_strict_as_the_server(
         self, server: Server, store: str, options: dict[str, Any]
     ) -> None:
