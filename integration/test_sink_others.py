@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source import custom, record_origin, sink_options
+from kafka_eos_source import custom, delta, files, iceberg, record_origin, sink_options
 from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.filesystem import committed_files
@@ -132,6 +133,84 @@ def test_a_query_without_an_output_topic_and_with_a_sink_as_an_object(
         for line in Path(file).read_text().splitlines()
     ]
     assert sorted(found) == [f'{{"text":"{row}","offset":{int(row)}}}' for row in rows(0, 30)]
+
+
+#: What Spark makes of record `ID`: some rows are no good for one of the outputs.
+_ORDERS = [
+    *("ID", "key", "value"),
+    "CASE ID WHEN 1 THEN CAST(X'61FF' AS STRING) ELSE 'ž' END AS Name",
+    "named_struct('X', IF(ID = 2, NULL, 7L)) AS S",
+    "IF(ID = 3, 'no uuid', '0123abcd-89ab-cdef-0123-456789abcdef') AS U",
+    "IF(ID = 4, CAST(X'FF' AS STRING), 'text') AS lines",
+]
+
+
+@pytest.mark.fault("T487", "rows that one of several tables and files cannot hold", "a task stages them")
+@pytest.mark.fault("T488", "the frame spells the columns of tables in another letter case", "every batch")
+def test_rows_that_a_table_cannot_hold_become_dead_letters_and_the_others_are_in_all_outputs(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
+) -> None:
+    deltalake, catalogs = pytest.importorskip("deltalake"), pytest.importorskip("pyiceberg.catalog")
+    source, output, dead = topic(2), topic(1), topic(1)
+    inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    table = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string()), ("s", inner)])
+    deltalake.DeltaTable.create(str(tmp_path / "delta"), table, partition_by=["name"])
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/w"}
+    loaded = catalogs.load_catalog("default", **catalog)
+    loaded.create_namespace("shop")
+    loaded.create_table("shop.orders", pa.schema([("id", pa.int32()), ("u", pa.uuid())]))
+    sinks = {
+        "delta": delta(str(tmp_path / "delta"), columns=["ID", "Name", "S"], schema_evolution="add"),
+        "ice": iceberg("shop.orders", catalog=catalog, columns=["ID", "U"], schema_evolution="add"),
+        "lines": files(str(tmp_path / "files"), format="json", columns=["ID", "lines"]),
+    }
+    frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+    frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
+
+    def run(mode: str) -> None:
+        numbered = frame.selectExpr("*", "CAST(CAST(key AS STRING) AS INT) AS ID")
+        writer = numbered.select("*", record_origin()).selectExpr("kafka_eos_origin", *_ORDERS)
+        options = {"kafka.bootstrap.servers": broker, "topic": output, "checkpointLocation": checkpoint}
+        options |= {"onInvalidRecord": mode, **sink_options(sinks)}
+        options |= {"deadLetter.topic": dead} if mode == "dead-letter" else {}
+        query = writer.writeStream.format("kafka-eos").options(**options)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    produce(broker, source, rows(0, 20), keys=[str(each) for each in range(20)])
+    with pytest.raises(StreamingQueryException) as refused:
+        run("fail")
+    text = str(refused.value)
+    assert "KAFKA_EOS.INVALID_RECORD" in text
+    assert source in text, "the record is named"
+    assert not any(name in text for name in ("ArrowInvalid", "UnicodeDecodeError"))
+    run("dead-letter")
+    good = [0, *range(5, 20)]
+    assert values(read_back(broker, output)) == [f"{each:05d}" for each in good]
+    stored = deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()
+    assert stored.schema.names == ["id", "name", "s"], "no column was added"
+    assert sorted(stored["id"].to_pylist()) == good
+    assert stored["s"].to_pylist() == [{"x": 7}] * len(good)
+    seen = loaded.load_table("shop.orders").scan().to_arrow()
+    assert seen.schema.names == ["id", "u"], "no column was added"
+    assert sorted(seen["id"].to_pylist()) == good
+    assert {str(each) for each in seen["u"].to_pylist()} == {"0123abcd-89ab-cdef-0123-456789abcdef"}
+    lines = [
+        json.loads(line)
+        for file in committed_files(str(tmp_path / "files"))
+        for line in Path(file).read_text().splitlines()
+    ]
+    assert sorted(each["ID"] for each in lines) == good
+    letters = {(each.key or b"").decode(): dict(each.headers) for each in read_back(broker, dead)}
+    messages = {key: headers["__streams.errors.message"].decode() for key, headers in letters.items()}
+    assert sorted(messages) == ["1", "2", "3", "4"]
+    for key, part in {
+        "1": "'Name' (text) is not valid UTF-8",
+        "2": "'S.X' (integer) is null",
+        "3": "'U' (text) is not a UUID",
+        "4": "'lines' (text) is not valid UTF-8",
+    }.items():
+        assert part in messages[key], messages
+        assert letters[key]["__streams.errors.topic"].decode() == source
 
 
 def test_a_row_that_a_sink_refuses_leaves_all_sinks_of_a_query_without_an_output_topic(

@@ -141,7 +141,7 @@ class Utf8(_Texts):
         return "is not valid UTF-8"
 
     def wrong(self, values: pa.Array) -> pa.Array:
-        return pc.invert(is_utf8(values))
+        return _none(len(values)) if _are_utf8(values) else pc.invert(is_utf8(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,12 +364,18 @@ def _time(at_us: int) -> str:
 
 def is_utf8(texts: pa.Array) -> pa.Array:
     """Returns which texts are UTF-8; null for null. Spark does not check what it takes for text."""
+    if _are_utf8(texts):
+        return pc.if_else(texts.is_valid(), True, pa.scalar(None, pa.bool_()))
+    return pa.array([_decodes(each) for each in as_binary(texts).to_pylist()], pa.bool_())
+
+
+def _are_utf8(texts: pa.Array) -> bool:
     raw = as_binary(texts)
     try:
         raw.cast(pa.large_string() if pa.types.is_large_binary(raw.type) else pa.string())
     except pa.ArrowInvalid:
-        return pa.array([_decodes(each) for each in raw.to_pylist()], pa.bool_())
-    return pc.if_else(texts.is_valid(), True, pa.scalar(None, pa.bool_()))
+        return False
+    return True
 
 
 def _decodes(text: bytes | None) -> bool | None:
