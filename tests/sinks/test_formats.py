@@ -243,7 +243,7 @@ class TestSql:
         self.run(file, "INSERT INTO t (id) VALUES (1)")
         refused = sink.commit(txn, deadline())
         assert isinstance(refused, Fatal)
-        assert "UNIQUE constraint failed" in refused.why
+        assert "violates the unique constraint" in refused.why
         assert self.run(file, "SELECT id FROM t") == [(1,)]
         self.run(file, "DELETE FROM t")
         assert sink.commit(txn, deadline()) == OK
