@@ -206,7 +206,7 @@ def _by_partition(rows: pa.Table, columns: list[str]) -> Iterator[tuple[dict[str
 def _text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Serialises partition values as in PROTOCOL.md, where an empty string means null.
 
-    A point in time is in ISO 8601 with its zone, because Spark reads the other form in the zone of its session.
+    A point in time has its zone, because Spark reads a text without one in the zone of its session.
     """
     if pa.types.is_timestamp(values.type):
         return pc.strftime(values, format="%Y-%m-%dT%H:%M:%SZ" if values.type.tz else "%Y-%m-%d %H:%M:%S")

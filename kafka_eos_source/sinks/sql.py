@@ -538,7 +538,7 @@ class SqlSink(TwoPhaseSink):
                 break
             pauses.wait()
         if listed:
-            return Retryable(message)
+            return Retryable(f"the database cannot commit {gid} for the table {self.table!r} now: {message}")
         if not self._transactions.is_exact:
             # Another process may be committing the transaction, so that it is neither listed nor visible yet.
             # Its rows stay locked until it has ended.

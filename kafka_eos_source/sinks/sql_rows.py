@@ -230,6 +230,9 @@ def divide(
         Exception: of SQLAlchemy or of the driver, if it is not about rows.
     """
     division = Division.within(deadline)
+    refers_to_itself = any(
+        each.target_fullname.rpartition(".")[0] == table.fullname for each in table.foreign_keys
+    )
     check = end_check(connection, table.name) if _defers(connection) else None
 
     def run(rows: pa.RecordBatch, number: Callable[[int], int]) -> set[int]:
@@ -237,7 +240,7 @@ def divide(
         curable: set[int] = set()
         attempt = _Attempt(connection, table, keys, chunk_rows, check, rows, number, curable)
         division.run(rows.num_rows, attempt, number)
-        return curable
+        return curable if refers_to_itself else set()
 
     def numbers_of(found: Sequence[int]) -> Callable[[int], int]:
         return lambda at: int(found[at])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
-from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    InvalidRecordError,
+    InvalidSchemaError,
+    SinkFailedError,
+)
 from kafka_eos_source.model import ReadTask
 from kafka_eos_source.protocol.packing import CHANGELOG, BadRecordsOfTask
-from kafka_eos_source.sinks.contract import SinkContext
+from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext
 from kafka_eos_source.sinks.memory import MemorySink
 from kafka_eos_source.sinks.specs import SinkSpec
 from kafka_eos_source.spark.schema import only_changelog
@@ -111,6 +116,46 @@ def test_state_changes_go_only_to_kafka(tmp_path: Path) -> None:
     (staged,) = from_batches([batch], only_changelog(frame), None, fanout)
     assert staged["changelog"].to_pylist() == packets
     assert [(part.sink, part.rows) for part in fanout.finish()] == [("files", 1), ("table", 1)]
+
+
+class Breaking(MemorySink):
+    """A sink whose library refuses what its rules let pass."""
+
+    where: ClassVar[str] = ""
+
+    def stage(self, context: StageContext) -> Stage:
+        self._break("stage")
+        inner = context.parts()
+        sink = self
+
+        class Inner:
+            def write(self, batch: pa.RecordBatch) -> None:
+                sink._break("write")
+                inner.write(batch)
+
+            def finish(self) -> Any:
+                sink._break("finish")
+                return inner.finish()
+
+            def discard(self) -> None:
+                inner.discard()
+
+        return Inner()
+
+    def _break(self, where: str) -> None:
+        if where == Breaking.where:
+            raise pa.ArrowInvalid("no such value\nand a second line")
+
+
+@pytest.mark.parametrize("where", ["stage", "write", "finish"])
+def test_an_error_of_a_library_names_the_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(Breaking, "where", where)
+    plan = Plan.of([SinkSpec("odd", f"{__name__}:Breaking")], FRAME, kafka=True)
+    with pytest.raises(SinkFailedError, match="sink 'odd' cannot stage the rows of a task") as found:
+        fan(tmp_path, plan, [rows([None])])
+    assert found.value.message.endswith(": ArrowInvalid: no such value.")
 
 
 @pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])

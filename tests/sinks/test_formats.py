@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +17,11 @@ from hypothesis import strategies as st
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.sinks import constructors, formats
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
+from kafka_eos_source.sinks.filesystem import committed_files
 from kafka_eos_source.sinks.formats import encode
 from kafka_eos_source.sinks.manifest import NotesFolder
-from kafka_eos_source.testing.sinks import Given, deadline, new_txn
+from kafka_eos_source.testing.sinks import Given, System, deadline, new_txn, opened, stage
+from tests.support.row_rules import broken_rules
 
 UTC = datetime.timezone.utc
 
@@ -71,9 +74,74 @@ def test_other_types_are_encoded_as_json_like_spark() -> None:
     assert set(second.values()) == {None}
 
 
+def test_nested_values_are_encoded_as_the_flat_ones() -> None:
+    """Also NaN and times, which Python's own encoder writes otherwise, and maps, which it does not have."""
+    at = datetime.datetime(2026, 11, 21, 14, 5, 6, tzinfo=UTC)
+    inner = pa.struct([("x", pa.float64()), ("at", pa.timestamp("us", "UTC")), ("d", pa.decimal128(5, 2))])
+    value = {"x": float("nan"), "at": at, "d": decimal.Decimal("1.50")}
+    read = {"x": "NaN", "at": "2026-11-21T14:05:06.000000Z", "d": 1.5}
+    empty = dict.fromkeys(read)
+    batch = pa.record_batch(
+        {
+            "list": pa.array([[value, None, {}], [], None], pa.list_(inner)),
+            "map": pa.array([[("a", value), ("b", None)], [], None], pa.map_(pa.string(), inner)),
+            "days": pa.array([[(at.date(), True)], [], None], pa.map_(pa.date32(), pa.bool_())),
+            "numbers": pa.array([[(-1, b"\xff"), (2, None)], [], None], pa.map_(pa.int8(), pa.binary())),
+            "deep": pa.array([[[], None, [["x", '"']]], [], None], pa.list_(pa.list_(pa.list_(pa.string())))),
+            "none": pa.array([{}, {}, None], pa.struct([])),
+        }
+    )
+    first = {
+        "list": [read, None, empty],
+        "map": {"a": read, "b": None},
+        "days": {"2026-11-21": True},
+        "numbers": {"-1": "/w==", "2": None},
+        "deep": [[], None, [["x", '"']]],
+        "none": {},
+    }
+    second = {"list": [], "map": {}, "days": {}, "numbers": {}, "deep": [], "none": {}}
+    assert lines(batch) == [first, second, dict.fromkeys(first)]
+    assert lines(batch.slice(1)) == [second, dict.fromkeys(first)], "a slice of an array begins elsewhere"
+
+
+def test_a_null_struct_with_required_fields_is_written_to_parquet(tmp_path: Path) -> None:
+    """Spark declares the fields of named_struct('a', 1) as required; Arrow's writer refuses a null there."""
+    inner = pa.struct([pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.list_(pa.int32()))])
+    kinds = pa.schema([("s", inner), ("l", pa.list_(pa.field("element", inner, nullable=False)))])
+    children = [pa.array([1, None], pa.int32()), pa.array([[1], None], pa.list_(pa.int32()))]
+    structs = pa.StructArray.from_arrays(children, fields=list(inner), mask=pa.array([False, True]))
+    rows = pa.Table.from_arrays([structs, pa.array([[], None], kinds.field("l").type)], schema=kinds)
+    system = System(lambda: constructors.files(str(tmp_path)).build(), list)
+    txn = new_txn()
+    with opened(system) as sink:
+        sink.make_ready(rows.schema, deadline())
+        assert sink.prepare(txn, stage(sink, rows), deadline()) == OK
+        assert sink.commit(txn, deadline()) == OK
+    found = [row for file in committed_files(str(tmp_path)) for row in pq.read_table(f"/{file}").to_pylist()]
+    assert found == [{"s": {"a": 1, "b": [1]}, "l": []}, {"s": None, "l": None}]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+def test_rows_that_a_file_cannot_hold_break_a_rule(tmp_path: Path, kind: str) -> None:
+    far = pa.array([0, 2**62, 0, None], pa.timestamp("us", "UTC"))
+    rows = pa.table({"at": far, "text": pa.array([b"\xff", b"", None, "ž".encode()]).view(pa.string())})
+    with opened(System(lambda: constructors.files(str(tmp_path), format=kind).build(), list)) as sink:
+        found = broken_rules(sink, rows)
+        alone = broken_rules(sink, rows.select(["text"]))
+    year = f"column 'at' (timestamp) is before 0001-01-01 or after 9999-12-31 (a {kind} file)"
+    utf8 = {0: f"column 'text' (text) is not valid UTF-8 (a {kind} file)"}
+    assert found == (utf8 if kind == "parquet" else utf8 | {1: year})
+    only = "the only column of a csv file, whose readers pass over empty lines"
+    assert alone == (utf8 | {2: f"column 'text' (text) is null ({only})"} if kind == "csv" else utf8)
+
+
 @pytest.mark.parametrize(
     ("kind", "column"),
-    [("csv", pa.list_(pa.int32())), ("csv", pa.binary()), ("json", pa.null()), ("parquet", pa.null())],
+    [
+        *(("csv", pa.list_(pa.int32())), ("csv", pa.binary()), ("csv", pa.struct([]))),
+        *(("json", pa.null()), ("json", pa.duration("us")), ("json", pa.list_(pa.null()))),
+        *(("parquet", pa.null()), ("parquet", pa.struct([]))),
+    ],
 )
 def test_a_type_that_the_file_format_cannot_hold_is_refused_before_the_first_batch(
     kind: str, column: pa.DataType
@@ -175,7 +243,7 @@ class TestSql:
         self.run(file, "INSERT INTO t (id) VALUES (1)")
         refused = sink.commit(txn, deadline())
         assert isinstance(refused, Fatal)
-        assert "UNIQUE constraint failed" in refused.why
+        assert "violates the unique constraint" in refused.why
         assert self.run(file, "SELECT id FROM t") == [(1,)]
         self.run(file, "DELETE FROM t")
         assert sink.commit(txn, deadline()) == OK
