@@ -98,6 +98,17 @@ def test_a_refused_row_that_fails_the_batch_is_named_with_its_origin(
     assert "onInvalidRecord" in refused.value.fix
 
 
+def test_without_setting_aside_only_rows_of_sinks_that_may_refuse_some_are_kept(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sink counts its rows otherwise, so the error names no origin instead of a wrong one."""
+    task.sets_aside = False
+    rows = [{"id": 0, "sink": "files"}, {"id": 1, "sink": "table"}, {"id": 2, "sink": "files"}]
+    batch = batch_of(task, [task.staging.batches([frame(rows)])], monkeypatch)
+    with pytest.raises(InvalidRecordError, match=r"'files' refuses 1 of 2 rows of batch 7: no\. Nothing"):
+        batch.without(Refusal("files", {1: RowRefusal("no")}, 2))
+
+
 @pytest.mark.parametrize("sets_aside", [True, False])
 def test_rows_that_were_not_kept_stop_the_query(
     task: Task, monkeypatch: pytest.MonkeyPatch, sets_aside: bool
