@@ -128,7 +128,7 @@ def test_rows_that_a_file_cannot_hold_break_a_rule(tmp_path: Path, kind: str) ->
     with opened(System(lambda: constructors.files(str(tmp_path), format=kind).build(), list)) as sink:
         found = broken_rules(sink, rows)
         alone = broken_rules(sink, rows.select(["text"]))
-        with pytest.raises(InvalidRecordError, match="'text' .text. is not valid UTF-8"):
+        with pytest.raises(InvalidRecordError, match=r"'text' .text. is not valid UTF-8"):
             stage(sink, rows)  # which a task checked by no rule
     year = f"column 'at' (timestamp) is before 0001-01-01 or after 9999-12-31 (a {kind} file)"
     utf8 = {0: f"column 'text' (text) is not valid UTF-8 (a {kind} file)"}
