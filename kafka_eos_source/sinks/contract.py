@@ -234,12 +234,15 @@ class StageContext:
         schema: schema of the rows.
         parts: creates a `Stage` that uses this package's own staging, together with the rows for Kafka: the
             rows go to an Arrow file in the checkpoint or, if they are few, into the task's commit message.
+        checked: the rules that the task has checked (`TwoPhaseSink.row_rules`): those that the driver knew.
+            They may be a minute old, and there are none if the target could not be made ready.
     """
 
     batch_id: int
     task_attempt_id: str
     schema: pa.Schema
     parts: Callable[[], Stage]
+    checked: Sequence[RowRule] = ()
 
 
 class Staged(Protocol):

@@ -180,16 +180,16 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
         self.notes()
 
     def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
-        table, label = self.load(), self._to.name
+        return self._rules(self.load(), schema)
+
+    def _rules(self, table: DeltaTable | None, schema: pa.Schema) -> list[RowRule]:
+        label = self._to.name
         if table is None:
             return rules(schema, schema, label)
-        own, partition_by = arrow_schema(table), table.metadata().partition_columns
+        own, partition_by = with_lengths(table), table.metadata().partition_columns
         found, _ = matching(schema.names, own.names)
         in_paths = [field for field in schema if found.get(field.name) in partition_by]
-        return [
-            *rules(schema, with_lengths(table), label),
-            *year_rules(in_paths, f"a partition column of the {label}"),
-        ]
+        return [*rules(schema, own, label), *year_rules(in_paths, f"a partition column of the {label}")]
 
     def stage(self, context: StageContext) -> Stage:
         table = self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS))
@@ -199,6 +199,7 @@ class DeltaSink(TableFormatSink["DeltaTable"]):
             functools.partial(StagedFiles, str(metadata.id), tuple(metadata.partition_columns)),
             arrow_schema(table),
             context.schema,
+            [each for each in self._rules(table, context.schema) if each not in context.checked],
             metadata.partition_columns,
             context.task_attempt_id,
             self.compression,
@@ -381,7 +382,13 @@ class Target:
             problem, added = self._misfit(table, schema)
             if added is not None:
                 features = table.protocol().writer_features or ()
-                table.alter.add_columns(_delta_schema(added, features).fields)
+                new = _delta_schema(added, features).fields
+                try:
+                    table.alter.add_columns(new)
+                except (CommitFailedError, OSError):
+                    raise
+                except Exception as error:  # delta-rs has no class for some of them
+                    raise _unsupported_schema(str(error).partition("\n")[0]) from error
                 return evolve()
             return table, problem and f"{problem}."
 
@@ -434,7 +441,6 @@ class Target:
 
     def _create(self, schema: pa.Schema) -> DeltaTable:
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
 
         self._check_creation(schema)
         try:
@@ -446,7 +452,9 @@ class Target:
                 configuration=dict(self.properties),
                 storage_options=dict(self.storage),
             )
-        except (DeltaError, ValueError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # delta-rs has no class for some of them
             found = self.load()
             if found is None:
                 raise InvalidOptionError(

@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source.runtime.file_systems import file_system, fsync
 from kafka_eos_source.sinks import manifest as manifests
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.table_columns import conform, matching
 from kafka_eos_source.sinks.table_format import BufferedStage
 
@@ -128,6 +129,7 @@ class TaskFiles(BufferedStage):
         token: function that creates the token from the written files.
         table_schema: schema of the table.
         schema: schema of the rows.
+        rules: rules of the table for rows that the task has not checked.
         partition_by: partition columns of the table.
         task_attempt_id: unique id of the task attempt, used in file names.
         compression: compression of Parquet's pages.
@@ -140,6 +142,7 @@ class TaskFiles(BufferedStage):
         receipt: Callable[[tuple[AddedFile, ...]], StagedFiles],
         table_schema: pa.Schema,
         schema: pa.Schema,
+        rules: Iterable[RowRule],
         partition_by: Sequence[str],
         task_attempt_id: str,
         compression: str,
@@ -149,7 +152,7 @@ class TaskFiles(BufferedStage):
         self._receipt = receipt
         names = {*matching(schema.names, table_schema.names)[0].values(), *partition_by}
         self._schema = pa.schema([field for field in table_schema if field.name in names])
-        super().__init__(folder.uri, schema, buffer_bytes)
+        super().__init__(schema, rules, buffer_bytes)
         self._partition_by = list(partition_by)
         self._task_attempt_id = task_attempt_id
         self._compression = compression

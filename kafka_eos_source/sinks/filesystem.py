@@ -29,7 +29,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.filesystem_layout import MANIFEST, Layout, Manifest, StagedFile, committed_files
-from kafka_eos_source.sinks.row_checks import RowRule
+from kafka_eos_source.sinks.row_checks import RowRule, check_rules
 from kafka_eos_source.sinks.sink_options import SinkOption
 from kafka_eos_source.sinks.targets import check_folder, location, not_writable
 
@@ -315,8 +315,10 @@ class _File:
         at.fs.create_dir(at.staged(context.batch_id), recursive=True)
         self._out = at.fs.open_output_stream(self._path)
         self._writer = formats.writer(sink.format, self._out, context.schema, sink.compression)
+        self._rules = formats.unchecked_rules(sink.format, context)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_rules(self._rules, batch)
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from kafka_eos_source import option_values as values
 from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.sinks.contract import StageContext
 from kafka_eos_source.sinks.row_checks import NotNull, RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption
 from kafka_eos_source.sinks.table_columns import (
@@ -128,6 +129,11 @@ def row_rules(kind: str, schema: pa.Schema) -> list[RowRule]:
         of = "the only column of a csv file, whose readers pass over empty lines"
         found.append(NotNull(column=schema.names[0], of=of))
     return found
+
+
+def unchecked_rules(kind: str, context: StageContext) -> list[RowRule]:
+    """Returns the rules for rows that a task has not checked."""
+    return [each for each in row_rules(kind, context.schema) if each not in context.checked]
 
 
 def _is_writable(kind: str, field: pa.Field) -> bool:

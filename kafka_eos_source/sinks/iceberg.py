@@ -223,14 +223,18 @@ class IcebergSink(TableFormatSink["Table"]):
         self.notes()
 
     def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
-        table, label = self.load(), self._to.label
-        own = schema if table is None else arrow_schema(table.schema())
+        return self._rules(self.load(), schema)
+
+    def _rules(self, table: Table | None, schema: pa.Schema) -> list[RowRule]:
+        own, label = schema if table is None else arrow_schema(table.schema()), self._to.label
         # pyiceberg makes Python's dates of the bounds of a file
         return [*rules(schema, own, label), *year_rules(schema, f"{label}, as pyiceberg writes it")]
 
     def stage(self, context: StageContext) -> Stage:
-        table = _call(lambda: self._to.ready(context.schema, Deadline.after_seconds(STAGE_SECONDS)))
-        return TaskFiles(table, context.schema, context.task_attempt_id, self.buffer_bytes)
+        schema = context.schema
+        table = _call(lambda: self._to.ready(schema, Deadline.after_seconds(STAGE_SECONDS)))
+        unchecked = [each for each in self._rules(table, schema) if each not in context.checked]
+        return TaskFiles(table, schema, unchecked, context.task_attempt_id, self.buffer_bytes)
 
     def note(self, receipts: Sequence[StagedFiles]) -> Mapping[str, Any]:
         files = [file for each in receipts for file in each.files]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import count
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kafka_eos_source.sinks import manifest as manifests
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.table_columns import conform, without_extensions
 from kafka_eos_source.sinks.table_format import BufferedStage
 
@@ -53,12 +54,20 @@ class TaskFiles(BufferedStage):
     Args:
         table: table, as the task loaded it.
         schema: schema of the rows.
+        rules: rules of the table for rows that the task has not checked.
         task_attempt_id: unique id of the task attempt, used in file names.
         buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    def __init__(self, table: Table, schema: pa.Schema, task_attempt_id: str, buffer_bytes: int) -> None:
-        super().__init__(".".join(table.name()), schema, buffer_bytes)
+    def __init__(
+        self,
+        table: Table,
+        schema: pa.Schema,
+        rules: Iterable[RowRule],
+        task_attempt_id: str,
+        buffer_bytes: int,
+    ) -> None:
+        super().__init__(schema, rules, buffer_bytes)
         self._table = table
         self._uuid = uuid.UUID(task_attempt_id)
         self._files: list[DataFile] = []

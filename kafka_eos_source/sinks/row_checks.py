@@ -12,7 +12,7 @@ may produce for a column: dictionary, large, view and run-end encoded arrays, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from kafka_eos_source.errors import InvalidRecordError
 
 #: Steps of a path into lists and maps; the names are those of Iceberg and Parquet.
 ELEMENT, KEY, VALUE = "element", "key", "value"
@@ -344,6 +346,21 @@ class OneOf(RowRule):
         known = pa.array([each.encode() for each in self.values], pa.large_binary())
         found = pc.is_in(as_binary(values).cast(pa.large_binary()), value_set=known)
         return pc.and_(pc.invert(found), values.is_valid())
+
+
+def check_rules(rules: Iterable[RowRule], rows: pa.RecordBatch) -> None:
+    """Checks rules that the task has not checked, because the driver did not know them.
+
+    Raises:
+        InvalidRecordError: if a row breaks one. The error names the column and the rule.
+    """
+    for rule in rules:
+        column = rows.column(rows.schema.get_field_index(rule.column))
+        if pc.any(rule.broken(column)).as_py():
+            raise InvalidRecordError(
+                f"{rule.message(column.type)}, in a row that was checked by older rules, or by none.",
+                fix=rule.fix or "restart the query, which then knows the rule.",
+            )
 
 
 _HEX = "[0-9a-fA-F]"

@@ -194,7 +194,8 @@ class S3Sink(TwoPhaseSink):
     def stage(self, context: StageContext) -> Stage:
         key = self._at.part(context.batch_id, context.task_attempt_id, formats.ENDINGS[self.format])
         stream = PartsStream(self._bucket, key, context.task_attempt_id, self.part_bytes, self.upload_threads)
-        return ObjectStage(stream, self.format, context.schema, self.compression)
+        rules = formats.unchecked_rules(self.format, context)
+        return ObjectStage(stream, self.format, context.schema, rules, self.compression)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         if self._is_committed(txn):

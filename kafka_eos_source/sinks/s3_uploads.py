@@ -28,7 +28,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +46,7 @@ from kafka_eos_source.sinks import manifest as manifests
 from kafka_eos_source.sinks.contract import SinkContext, SinkTxn
 from kafka_eos_source.sinks.filesystem_layout import HIDDEN
 from kafka_eos_source.sinks.manifest import LARGEST_BYTES, refused
+from kafka_eos_source.sinks.row_checks import RowRule, check_rules
 from kafka_eos_source.sinks.specs import require
 
 EXTRA = "s3"
@@ -481,13 +482,22 @@ class PartsStream(WriteOnlyFile):
 class ObjectStage:
     """`contract.Stage` that writes the rows of one task attempt to a `PartsStream`."""
 
-    def __init__(self, stream: PartsStream, kind: str, schema: pa.Schema, compression: str) -> None:
+    def __init__(
+        self,
+        stream: PartsStream,
+        kind: str,
+        schema: pa.Schema,
+        rules: Sequence[RowRule],
+        compression: str,
+    ) -> None:
+        self._rules = rules
         self._stream = stream
         self._out = pa.PythonFile(stream, mode="w")
         self._writer = formats.writer(kind, self._out, schema, compression)
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_rules(self._rules, batch)
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
 

@@ -302,8 +302,7 @@ def _rules(column: str, path: Path, own: pa.DataType, target: pa.Field, label: s
     kind, types = target.type, pa.types
     at: dict[str, Any] = {"column": column, "path": path, "of": label}
     if not target.nullable:
-        fix = "filter such rows, or fill the column with coalesce()"
-        yield NotNull(column=column, path=path, of=f"a required column of the {label}", fix=fix)
+        yield NotNull(column=column, path=path, of=f"a required column of the {label}")
     if types.is_struct(own):
         found, _ = matching([field.name for field in own], [field.name for field in kind])
         for field in own:

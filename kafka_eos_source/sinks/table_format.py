@@ -13,7 +13,7 @@ note's digest is in the token in Kafka.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from kafka_eos_source.runtime import failpoints
 from kafka_eos_source.runtime.deadline import Deadline, Pauses, retry
 from kafka_eos_source.sinks.contract import OK, Fatal, Ok, Outcome, SinkTxn, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule, check_rules
 from kafka_eos_source.sinks.sink_options import SinkOption
 
 #: Default size of the rows that a task buffers. A Python worker has little memory, but files should have at
@@ -104,19 +105,20 @@ class BufferedStage(ABC):
     """`contract.Stage` that buffers rows and writes data files when the buffer is full.
 
     Args:
-        table: name of the table, for errors.
         schema: schema of the rows.
+        rules: rules of the table for rows that the task has not checked.
         buffer_bytes: size of the buffered rows at which files are written.
     """
 
-    def __init__(self, table: str, schema: pa.Schema, buffer_bytes: int) -> None:
-        self._table_name = table
+    def __init__(self, schema: pa.Schema, rules: Iterable[RowRule], buffer_bytes: int) -> None:
         self._row_schema = schema
+        self._rules = tuple(rules)
         self._buffer_bytes = buffer_bytes
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_rules(self._rules, batch)
         self._buffer.append(batch)
         self._buffered_bytes += batch.nbytes
         if self._buffered_bytes >= self._buffer_bytes:

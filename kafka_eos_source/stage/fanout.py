@@ -323,7 +323,8 @@ class Fanout:
                 if self.plan.is_in_kept_rows(route)
                 else partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
             )
-            return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
+            batch_id, checked = int(self._batch), self.plan.rules.get(route.spec.name, ())
+            return sink.stage(StageContext(batch_id, self._task_attempt_id, route.schema, parts, checked))
 
     def _close(self) -> None:
         while self._sinks:

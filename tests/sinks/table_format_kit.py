@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import uuid
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkTxn, Stage, StageContext
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.testing.sinks import ROWS, Rows, System, deadline, new_txn, opened, stage
@@ -288,13 +289,24 @@ class TableFormatKit:
         lake.write_batch(without(rows, found))
         assert sorted((row["id"], row["name"]) for row in lake.visible()) == [(1, "ž"), (3, None)]
 
-    def test_a_column_that_becomes_required_while_the_query_runs_loses_no_row(self, lake: Lake) -> None:
-        """The tasks know the rules of a minute ago, so the file must not contain another value instead."""
+    def test_a_rule_that_the_driver_did_not_know_is_checked_by_the_sink(self, lake: Lake) -> None:
+        """Somebody changes the table within a minute, or it could not be reached when the query started."""
         inner = pa.struct([pa.field("x", pa.int64(), nullable=False)])
-        lake.create(pa.schema([("id", pa.int64()), ("s", inner)]))
-        rows = pa.table({"id": [1], "s": pa.array([{"x": None}], pa.struct([("x", pa.int64())]))})
-        with pytest.raises(pa.ArrowInvalid, match="'x' is null in a row"):
-            lake.write_batch(rows)
+        lake.create(pa.schema([("id", pa.int64()), ("s", inner), ("t", pa.string())]))
+        null = pa.table({"id": [1], "S": pa.array([{"X": None}], pa.struct([("X", pa.int64())]))})
+        text = pa.table({"id": [1], "t": pa.array([b"\xff"]).view(pa.string())})
+        for rows, message in (
+            (null, "column 'S.X' .integer. is null"),
+            (text, "'t' .text. is not valid UTF-8"),
+        ):
+            with pytest.raises(InvalidRecordError, match=message):
+                lake.write_batch(rows)
+            with opened(lake.system()) as sink:
+                known = sink.row_rules(rows.schema, deadline())
+                context = StageContext(
+                    1, uuid.uuid4().hex, rows.schema, no_parts, pickle.loads(pickle.dumps(known))
+                )
+                sink.stage(context).write(rows.to_batches()[0])  # a task has checked them
         assert lake.visible() == []
 
     def test_a_task_writes_a_file_when_its_buffer_is_full_and_deletes_its_files_on_failure(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.errors import InvalidSchemaError
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.sinks import constructors, formats
 from kafka_eos_source.sinks.contract import OK, Fatal, SinkContext
 from kafka_eos_source.sinks.filesystem import committed_files
@@ -128,6 +128,8 @@ def test_rows_that_a_file_cannot_hold_break_a_rule(tmp_path: Path, kind: str) ->
     with opened(System(lambda: constructors.files(str(tmp_path), format=kind).build(), list)) as sink:
         found = broken_rules(sink, rows)
         alone = broken_rules(sink, rows.select(["text"]))
+        with pytest.raises(InvalidRecordError, match=r"'text' .text. is not valid UTF-8"):
+            stage(sink, rows)  # which a task checked by no rule
     year = f"column 'at' (timestamp) is before 0001-01-01 or after 9999-12-31 (a {kind} file)"
     utf8 = {0: f"column 'text' (text) is not valid UTF-8 (a {kind} file)"}
     assert found == (utf8 if kind == "parquet" else utf8 | {1: year})
