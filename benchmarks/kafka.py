@@ -117,7 +117,12 @@ class Cluster:
         )
         for records in workload.sent():
             for key, value in records:
-                producer.produce(topic, value, key)
+                while True:
+                    try:
+                        producer.produce(topic, value, key)
+                        break
+                    except BufferError:  # large records fill the queue before it has many of them
+                        producer.poll(0.01)
             while len(producer) > _AT_ONCE * 50:
                 producer.poll(0.01)
         producer.flush(_SECONDS)

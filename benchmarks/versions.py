@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kafka_eos_source.embedded.java import JarSet
 
 #: The first Kafka Streams with transactional state stores (KIP-892).
@@ -37,4 +39,5 @@ SPARK_KAFKA = JarSet(
     4,
     version=SPARK_VERSION,
     transitive=False,
+    sums=Path(__file__).with_name("jars.sha256"),
 )
