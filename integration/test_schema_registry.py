@@ -31,6 +31,7 @@ from integration.support.registered import (
     avro_record,
     delay_proto,
     delays,
+    of_other_clients,
 )
 from integration.support.registry import PATH, Registry
 from integration.support.sink_stream import spec
@@ -286,6 +287,19 @@ def test_a_login_and_a_certificate_that_are_refused_are_named(
     with pytest.raises(RegistryUnavailableError, match=r"(?i)certificate"):
         registry_schema({**options, "ssl.ca.location": str(behind_tls.other_ca)}, schema_id=schema_id)
     assert behind_tls.refused == []
+
+
+@pytest.mark.fault("T489", "schemas refer to each other in ways that only other clients accepted", "read")
+def test_t489_records_of_other_clients_are_read_whatever_their_references_are_called(
+    schema_registry: Registry,
+) -> None:
+    """This registry stores the descriptors that Confluent's client for Python registers as they are."""
+    for record, expected in of_other_clients(schema_registry.url, "t489"):
+        schema_id = int.from_bytes(record[1:5], "big")
+        message = "M" if "by" in expected else None
+        schema = registry_schema(schema_registry.url, schema_id=schema_id, message=message)
+        made = schema.decoding().decode(pa.array([record], pa.binary()))
+        assert (made.values.to_pylist(), made.errors) == ([expected], {}), schema.schema.text
 
 
 @needs_arrow_udfs

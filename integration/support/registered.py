@@ -89,3 +89,73 @@ def delays(frame: DataFrame, spec: Mapping[str, Any]) -> DataFrame:
     encoded = to_registry(out, spec["registry"], **spec["write"])
     value = f.when(f.col("flight.error").isNull(), encoded).otherwise(f.col("value"))
     return decoded.select("key", value.alias("value"), undecodable_record("flight"))
+
+
+#: Types that other schemas refer to, and what is written with them, by format.
+CITY = '{"type":"record","name":"City","namespace":"geo","fields":[{"name":"name","type":"string"}]}'
+HOME = '{"type":"record","name":"Home","fields":[{"name":"city","type":"geo.City"}]}'
+MONEY_JSON = '{"properties":{"cents":{"type":"integer"}},"definitions":{"c":{"type":"integer"}}}'
+ORDER_JSON = '{"properties":{"price":{"$ref":"./money.json"},"c":{"$ref":"money.json#/$defs/c"}}}'
+X_PROTO = 'syntax = "proto3"; package c; message X { int32 a = 1; }'
+OUTER_PROTO = """syntax = "proto3";
+import "common/x.proto";
+message Outer {
+  map<string, c.X> by = 1;
+  message M { map<string, c.X> by = 1; }
+}
+"""
+
+
+def of_other_clients(url: str, topic: str) -> list[tuple[bytes, Any]]:
+    """Registers schemas with references, and returns records that Confluent's serializers make with them.
+
+    Args:
+        url: the registry.
+        topic: prefix of the subjects.
+
+    Returns:
+        Each record with its value.
+    """
+    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+    from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+    from google.protobuf import descriptor_pb2, message_factory
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    from kafka_eos_source.registry import codec, protobuf_schema
+
+    client = SchemaRegistryClient({"url": url})
+
+    def register(name: str, text: str, kind: str, *references: SchemaReference) -> bytes:
+        """Registers a schema, and returns the frame of its records."""
+        number = client.register_schema(f"{topic}-{name}", Schema(text, kind, list(references)))
+        return struct.pack(">bI", 0, number)
+
+    register("city", CITY, "AVRO")
+    frame = register("home", HOME, "AVRO", SchemaReference("not geo.City", f"{topic}-city", 1))
+    body = io.BytesIO()
+    names: dict[str, Any] = {}
+    _, home = (fastavro.parse_schema(json.loads(text), named_schemas=names) for text in (CITY, HOME))
+    fastavro.schemaless_writer(body, home, {"city": {"name": "x"}})
+    found: list[tuple[bytes, Any]] = [(frame + body.getvalue(), {"city": {"name": "x"}})]
+
+    register("money", MONEY_JSON, "JSON")
+    frame = register("order", ORDER_JSON, "JSON", SchemaReference("money.json", f"{topic}-money", 1))
+    order = {"price": {"cents": 3}, "c": 4}
+    found.append((frame + json.dumps(order).encode(), order))
+
+    pool = DescriptorPool()
+    x = codec.Schema("PROTOBUF", X_PROTO)
+    outer = codec.Schema("PROTOBUF", OUTER_PROTO, (codec.Reference("common/x.proto", x),))
+    for name, each in (("common/x.proto", x), (f"{topic}.proto", outer)):
+        file = descriptor_pb2.FileDescriptorProto()
+        protobuf_schema.compile_schema(each).CopyToProto(file)
+        file.name = name
+        pool.Add(file)
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("Outer.M"))()
+    message.by["k"].a = 5
+    context = SerializationContext(f"{topic}-outer", MessageField.VALUE)
+    sent = ProtobufSerializer(type(message), client, {"use.deprecated.format": False})(message, context)
+    assert sent is not None
+    found.append((sent, {"by": [("k", {"a": 5})]}))
+    return found

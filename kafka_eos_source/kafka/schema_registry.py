@@ -28,6 +28,7 @@ from kafka_eos_source.runtime.json_input import SHAPE_ERRORS
 from kafka_eos_source.secrets import (
     ALLOW_HTTP,
     FROM_ENVIRONMENT,
+    NO_SECRETS,
     Secrets,
     shown_url,
     urls_in,
@@ -48,6 +49,8 @@ _MOST_BYTES = 4 << 20
 #: After so many ids of one slice of records that the registry does not have, no more ids are asked for.
 MOST_UNKNOWN_IDS = "schema.limit.unknown.ids"
 _MOST_UNKNOWN_IDS = 200
+#: The options of `Limits`.
+LIMITS = (RETRY_TIMEOUT, MOST_BYTES, MOST_UNKNOWN_IDS)
 #: Where a query writes the names of schemas, and whether it looks for them in headers.
 ID_LOCATION = "schema.id.location"
 HEADER, PAYLOAD = "header", "payload"
@@ -95,6 +98,88 @@ class StoredSchema:
     guid: UUID | None = None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a registry is asked, and what a process reads from it; options of each kind of registry.
+
+    Attributes:
+        retry_seconds: how long a call is repeated if the registry does not answer (`RETRY_TIMEOUT`).
+        most_bytes: the most bytes of a schema with everything that it imports (`MOST_BYTES`).
+        most_unknown_ids: after so many unknown ids, it is not asked for more (`MOST_UNKNOWN_IDS`).
+    """
+
+    retry_seconds: float
+    most_bytes: int
+    most_unknown_ids: int
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Limits:
+        """Removes the options from the settings.
+
+        Raises:
+            InvalidOptionError: if one is malformed.
+        """
+        return cls(
+            _number(settings, RETRY_TIMEOUT, _RETRY_TIMEOUT_MS, "milliseconds") / 1000,
+            int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes", 1)),
+            int(_number(settings, MOST_UNKNOWN_IDS, _MOST_UNKNOWN_IDS, "ids", 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to a registry, which is repeated until it is answered.
+
+    Attributes:
+        registry: the registry, as errors name it.
+        what: what is asked for, as errors name it.
+        limits: says how long.
+        secrets: what errors of the client may quote and messages must not show.
+    """
+
+    registry: str
+    what: str
+    limits: Limits
+    secrets: Secrets = NO_SECRETS
+
+    def until_answered(
+        self,
+        call: Callable[[], T],
+        on: tuple[type[Exception], ...],
+        permanent: Callable[[Exception], Exception | None],
+    ) -> T:
+        """Calls the registry until it answers.
+
+        Args:
+            call: the call.
+            on: the classes of errors by which the client says that there is no answer, or a refusal.
+            permanent: returns the error for a refusal that a repetition does not change; None = repeat.
+
+        Raises:
+            RegistryUnavailableError: if the registry does not answer in time.
+        """
+
+        def timed_out(failure: Exception) -> Exception:
+            return RegistryUnavailableError(
+                f"{self.registry} did not answer a request for {self.what} within "
+                f"{self.limits.retry_seconds:g} s: {reason(failure, self.secrets)}.",
+                fix="check the registry and the network, then start the query again. No record was declared "
+                f"bad because of this. The option {RETRY_TIMEOUT!r} makes tasks wait longer.",
+            )
+
+        def report(failure: Exception, seconds: float) -> None:
+            _log.warning(
+                "%s does not answer a request for %s; next try in %.1f s: %s",
+                self.registry,
+                self.what,
+                seconds,
+                reason(failure, self.secrets),
+            )
+
+        pauses = Pauses(Deadline.after_seconds(self.limits.retry_seconds), 0.1, 5.0, jitter=0.3)
+        return retry(call, on, pauses, permanent=permanent, timed_out=timed_out, report=report)
+
+
 class _UnknownPathError(OperatorError):
     """The URL, or this registry, does not have the path of a request."""
 
@@ -112,16 +197,15 @@ class SchemaRegistry:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        settings = _from_environment(options)
+        settings = from_environment(options)
         id_location(settings)
         id_bytes(settings)
         for name in (ID_LOCATION, ID_BYTES):
             settings.pop(name, None)
         self._secrets = _secrets(settings)
-        self._retry_seconds = _number(settings, RETRY_TIMEOUT, _RETRY_TIMEOUT_MS, "milliseconds") / 1000
-        self.most_bytes = int(_number(settings, MOST_BYTES, _MOST_BYTES, "bytes", 1))
-        self.most_unknown_ids = int(_number(settings, MOST_UNKNOWN_IDS, _MOST_UNKNOWN_IDS, "ids", 1))
+        self.limits = Limits.of(settings)
         self.url = shown_urls(str(settings.get("url", "")))
+        self.name = f"the schema registry {self.url}"
         _check_urls(str(settings.get("url", "")))
         _refuse_plain_http(settings)
         self._client, self._unreachable = _client(settings)
@@ -217,34 +301,9 @@ class SchemaRegistry:
                 return None
             return self._refused(failure, what)
 
-        def timed_out(failure: Exception) -> Exception:
-            return RegistryUnavailableError(
-                f"the schema registry {self.url} did not answer a request for {what} within "
-                f"{self._retry_seconds:g} s: {_reason(failure, self._secrets)}.",
-                fix="check the registry and the network, then start the query again. No record was declared "
-                f"bad because of this. The option {RETRY_TIMEOUT!r} makes tasks wait longer.",
-            )
-
-        def report(failure: Exception, seconds: float) -> None:
-            _log.warning(
-                "the schema registry %s does not answer a request for %s; next try in %.1f s: %s",
-                self.url,
-                what,
-                seconds,
-                _reason(failure, self._secrets),
-            )
-
-        deadline = Deadline.after_seconds(self._retry_seconds)
-        pauses = Pauses(deadline, 0.1, 5.0, jitter=0.3)
+        request = Request(self.name, what, self.limits, self._secrets)
         try:
-            return retry(
-                call,
-                (SchemaRegistryError, *self._unreachable),
-                pauses,
-                permanent=permanent,
-                timed_out=timed_out,
-                report=report,
-            )
+            return request.until_answered(call, (SchemaRegistryError, *self._unreachable), permanent)
         except (
             *SHAPE_ERRORS,
             RecursionError,
@@ -252,7 +311,7 @@ class SchemaRegistry:
             self.forget()  # the client may have cached it
             raise OperatorError(
                 f"{self.url} answered a request for {what} with something else than JSON of a schema "
-                f"registry: {_reason(error, self._secrets)}.",
+                f"registry: {reason(error, self._secrets)}.",
                 fix="check that the URL is that of a schema registry, and not of a proxy or a web page.",
             ) from error
 
@@ -261,31 +320,30 @@ class SchemaRegistry:
         status, code = failure.http_status_code, failure.error_code
         if code in _NOT_FOUND:
             return SchemaNotFoundError(
-                f"the schema registry {self.url} does not have {what} (error {code}).",
+                f"{self.name} does not have {what} (error {code}).",
                 fix="check the URL, the subject and the id; register the schema if it is new.",
             )
         if status == _UNPROCESSABLE and what.startswith("version"):
             return InvalidSchemaError(
-                f"the schema registry {self.url} does not accept the request for {what} (HTTP {status}): "
-                f"{_reason(failure, self._secrets)}.",
+                f"{self.name} does not accept the request for {what} (HTTP {status}): "
+                f"{reason(failure, self._secrets)}.",
                 fix="check the subject and the version.",
             )
         if status in (401, 403):
             return AuthorizationError(
-                f"the schema registry {self.url} refuses access to {what} (HTTP {status}): "
-                f"{_reason(failure, self._secrets)}.",
+                f"{self.name} refuses access to {what} (HTTP {status}): {reason(failure, self._secrets)}.",
                 fix="check 'basic.auth.user.info', 'bearer.auth.token' or the client's certificate, and that "
                 "the principal may read the subject.",
             )
         if status == 404:
             return _UnknownPathError(
                 f"{self.url} answered a request for {what} with HTTP 404, but not as a schema registry does: "
-                f"{_reason(failure, self._secrets)}.",
+                f"{reason(failure, self._secrets)}.",
                 fix="check the path of the URL; Apicurio's ends in /apis/ccompat/v7.",
             )
         return OperatorError(
-            f"the schema registry {self.url} refuses a request for {what} (HTTP {status}, error {code}): "
-            f"{_reason(failure, self._secrets)}.",
+            f"{self.name} refuses a request for {what} (HTTP {status}, error {code}): "
+            f"{reason(failure, self._secrets)}.",
             fix="correct what the registry complains about.",
         )
 
@@ -349,7 +407,7 @@ def _refuse_plain_http(settings: dict[str, Any]) -> None:
         refuse_plain_http(_ISSUER, issuer, "the client's secret", ALLOW_HTTP, allowed=allowed)
 
 
-def _from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
+def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options with each ``name.env`` replaced by ``name`` and the variable's value."""
     settings: dict[str, Any] = {}
     for name, value in options.items():
@@ -414,7 +472,7 @@ def _client(settings: dict[str, Any]) -> tuple[Any, tuple[type[Exception], ...]]
         client = SchemaRegistryClient(settings)
     except (ValueError, TypeError, OSError) as error:
         raise InvalidOptionError(
-            f"an option of the schema registry is malformed: {_reason(error, _secrets(settings))}.",
+            f"an option of the schema registry is malformed: {reason(error, _secrets(settings))}.",
             fix="use the properties of Confluent's client: url, basic.auth.user.info, bearer.auth.token, "
             "ssl.ca.location, ssl.certificate.location, ssl.key.location, …",
         ) from error
@@ -435,7 +493,8 @@ def _transport_errors() -> tuple[type[Exception], ...]:
     return (*found, OAuthTokenError)
 
 
-def _reason(failure: object, secrets: Secrets) -> str:
+def reason(failure: object, secrets: Secrets) -> str:
+    """Returns the class and the text of an error without secrets, for messages."""
     text = secrets.hide(" ".join(str(failure).split()))[:500] or "no reason given"
     return f"{type(failure).__name__}: {text}".rstrip(".")
 

@@ -15,7 +15,7 @@ from kafka_eos_source.errors import KernelUnavailableError
 
 #: The libraries of the kernel, and the version that each must report. A library from another build of this
 #: package is not used.
-VERSIONS = {"kernel": 10, "avro": 2, "json": 1, "json_text": 1, "protobuf": 2}
+VERSIONS = {"kernel": 10, "avro": 3, "json": 1, "json_text": 1, "protobuf": 3}
 
 _HERE = Path(__file__).parent
 _HOW_TO_INSTALL = (

@@ -18,7 +18,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_AVRO_VERSION 2
+#define KAFKA_EOS_AVRO_VERSION 3
 
 EXPORT int32_t kafka_eos_avro_version(void) { return KAFKA_EOS_AVRO_VERSION; }
 
@@ -353,7 +353,27 @@ static int append_number(run_t *run, int64_t index, int64_t number) {
         }
 }
 
-/* Appends a big-endian two's complement number of any size. The limit 10^precision follows in `symbols`. */
+/* Multiplies a number by ten, and again; the caller knows that the result fits into 128 bits. */
+static void append_digits(wide_t *value, int64_t digits) {
+        uint64_t low = value->low, high = (uint64_t)value->high;
+
+        for (; digits > 0; digits--) { /* 10 v = 8 v + 2 v */
+                uint64_t low8 = low << 3, low2 = low << 1;
+                high = (high << 3 | low >> 61) + (high << 1 | low >> 63);
+                low  = low8 + low2;
+                high += low < low8;
+        }
+        value->low  = low;
+        value->high = (int64_t)high;
+}
+
+/* Appends a number with `b` more digits. */
+KAFKA_EOS_COLD static int append_longer(run_t *run, const node_t *node, wide_t value) {
+        append_digits(&value, node->b);
+        return append_value(run, &run->columns[node->column], &value, 16);
+}
+
+/* Appends a big-endian two's complement number of any size with `b` more digits. `symbols` has the limit before. */
 static int append_decimal(run_t *run, int64_t index, const uint8_t *at, int64_t bytes) {
         const node_t *node = &run->input->nodes[index];
         uint8_t sign       = bytes > 0 && (*at & 0x80) ? 0xFF : 0;
@@ -378,6 +398,8 @@ static int append_decimal(run_t *run, int64_t index, const uint8_t *at, int64_t 
         value.high = (int64_t)high;
         if (!is_magnitude_below(value, limit))
                 return fail(run, index, DECIMAL_SIZE, all, 0);
+        if (node->b)
+                return append_longer(run, node, value);
         return append_value(run, &run->columns[node->column], &value, 16);
 }
 
@@ -763,21 +785,16 @@ static int put_decimal(put_run_t *run, int64_t index, const uint8_t *from) {
         uint64_t limit[2], low, high;
         uint8_t bytes[32];
         wide_t value;
-        int64_t taken, size = node->a, times;
+        int64_t taken, size = node->a;
         uint8_t sign;
 
         memcpy(&value, from, 16);
         memcpy(limit, &run->input->symbols[node->first], 16);
         if (!is_magnitude_below(value, limit))
                 return fail(&run->run, index, DECIMAL_RANGE, 0, 0);
+        append_digits(&value, node->b);
         low  = value.low;
         high = (uint64_t)value.high;
-        for (times = 0; times < node->b; times++) { /* 10 v = 8 v + 2 v */
-                uint64_t low8 = low << 3, low2 = low << 1;
-                high = (high << 3 | low >> 61) + (high << 1 | low >> 63);
-                low  = low8 + low2;
-                high += low < low8;
-        }
         sign = high >> 63 ? 0xFF : 0;
         for (taken = 0; taken < 16; taken++) {
                 bytes[15 - taken] = (uint8_t)low;

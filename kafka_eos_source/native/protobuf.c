@@ -23,7 +23,7 @@
 
 #include "buffers.h"
 
-#define KAFKA_EOS_PROTOBUF_VERSION 2
+#define KAFKA_EOS_PROTOBUF_VERSION 3
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -65,7 +65,7 @@ enum {
 enum { REPEATED = 1, NULLABLE = 2, REQUIRED = 4, MAP = 8, CLOSED = 16, PACKED = 32, EXPLICIT = 64 };
 
 /* How to read a field: a number, numbers, bytes or a string, another singular field, elements, entries of a map. */
-enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES };
+enum { ONE_NUMBER, NUMBERS, TEXT, OTHER, ELEMENTS, ENTRIES, NARROWED_NUMBER, NARROWED_NUMBERS };
 
 enum { VARINT = 0, I64 = 1, LEN = 2, START_GROUP = 3, END_GROUP = 4, I32 = 5 };
 
@@ -756,6 +756,64 @@ static int is_known(const program_t *p, const field_t *field, uint64_t bits) {
         return low < field->known_count && known[low] == value;
 }
 
+/* Returns whether a well-formed number, which may be of another type of this encoding, has a value of this type. */
+KAFKA_EOS_COLD static int is_kept(const uint8_t *at, int32_t kind) {
+        uint64_t raw = 0;
+        uint32_t word;
+        int shift = 0;
+
+        switch (wire_types[kind]) {
+        case VARINT:
+                for (; *at & 0x80; at++, shift += 7)
+                        raw |= (uint64_t)(*at & 0x7F) << shift;
+                raw |= (uint64_t)*at << shift;
+                break;
+        case I32:
+                memcpy(&word, at, 4);
+                raw = word;
+                break;
+        default:
+                memcpy(&raw, at, 8);
+        }
+        switch (kind) {
+        case BOOL:
+                return raw <= 1;
+        case INT32:
+        case ENUM:
+                return (uint64_t)(int64_t)(int32_t)(uint32_t)raw == raw;
+        case SINT32:
+        case UINT32:
+                return raw <= UINT32_MAX;
+        case FIXED32:
+        case SFIXED32:
+                return raw <= INT32_MAX;
+        default:
+                return raw <= INT64_MAX;
+        }
+}
+
+/* Looks at the numbers that come next. Returns whether all have a value of their field's type. */
+KAFKA_EOS_COLD static int are_kept(decoded_t *d, int32_t member, const uint8_t *at, const uint8_t *end, int packed) {
+        int32_t kind = d->program->fields[member].kind;
+        uint64_t bits;
+
+        if (packed) {
+                if (!read_bytes(d, &at, end, member, &bits))
+                        return 0;
+                end = at + bits;
+        }
+        while (at < end || !packed) {
+                const uint8_t *begin = at;
+                if (!read_number(d, &at, end, member, kind, &bits))
+                        return 0;
+                if (!is_kept(begin, kind))
+                        return fail(d, E_RANGE, member, 0);
+                if (!packed)
+                        break;
+        }
+        return 1;
+}
+
 /* Stores the lowest 1, 4 or 8 bytes of a number. */
 INLINE void store(uint8_t *to, uint64_t bits, int width) {
         if (width == 8)
@@ -1015,6 +1073,9 @@ static int read_unexpected(decoded_t *d, int32_t member, const uint8_t **at, con
                            int32_t owner) {
         const field_t *field = member < 0 ? NULL : &d->program->fields[member];
 
+        if (field && field->reader == NARROWED_NUMBERS && ((tag & 7) == LEN || (tag & 7) == wire_types[field->kind]))
+                return are_kept(d, member, *at, end, (tag & 7) == LEN) &&
+                       read_repeated_number(d, member, at, end, (tag & 7) == LEN);
         if (field && field->reader == NUMBERS && ((tag & 7) == LEN || (tag & 7) == wire_types[field->kind]))
                 return read_repeated_number(d, member, at, end, (tag & 7) == LEN);
         return skip_unknown(d, at, end, tag, depth, owner);
@@ -1077,6 +1138,14 @@ static int parse_fields(decoded_t *d, int32_t message, int64_t slot, const uint8
                 switch (field->reader) {
                 case NUMBERS:
                         read = read_repeated_number(d, member, &inner, end, (tag & 7) == LEN);
+                        break;
+                case NARROWED_NUMBER:
+                        read = are_kept(d, member, inner, end, 0) &&
+                               read_single_number(d, field, member, slot, &inner, end);
+                        break;
+                case NARROWED_NUMBERS:
+                        read = are_kept(d, member, inner, end, (tag & 7) == LEN) &&
+                               read_repeated_number(d, member, &inner, end, (tag & 7) == LEN);
                         break;
                 case ELEMENTS:
                         read = read_element(d, member, &inner, end, depth);

@@ -25,7 +25,8 @@ from kafka_eos_source.read.columns import Contents, Run
 from kafka_eos_source.read.fetch import Progress, Reading, ReadSettings
 from kafka_eos_source.registry.catalog import catalog
 from kafka_eos_source.registry.codec import Schema
-from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Frame, Framed, Naming
+from kafka_eos_source.registry.frames import KEY_HEADER, OF_GLUE, VALUE_HEADER, Frame, Framed, Naming
+from kafka_eos_source.registry.glue import is_glue
 from kafka_eos_source.registry.records import decode_foreign, foreign_decoder
 from kafka_eos_source.runtime.commands import json_text
 from kafka_eos_source.runtime.deadline import Deadline
@@ -521,7 +522,8 @@ def decoded(records: Iterable[TopicRecord], registry: Mapping[str, Any]) -> list
 def _texts(
     messages: list[bytes | None], headers: pa.Array, header: str, registry: Mapping[str, Any]
 ) -> list[bytes | None]:
-    column = Framed.of(pa.array(messages, pa.binary()), headers, Naming(header, id_bytes(registry)))
+    naming = OF_GLUE if is_glue(registry) else Naming(header, id_bytes(registry))
+    column = Framed.of(pa.array(messages, pa.binary()), headers, naming)
     groups, _ = column.frames()
     schemas = catalog(registry).of_ids(each.schema_id for each in groups) if groups else {}
     texts = list(messages)

@@ -88,7 +88,7 @@ CONNECTION = (
     ),
 )
 REGISTRY = (
-    click.option("--registry", metavar="URL,…", help="A schema registry with Confluent's interface."),
+    click.option("--registry", metavar="URL,…", help="A schema registry, or glue://NAME."),
     click.option(
         "--registry-option",
         "registry_pairs",

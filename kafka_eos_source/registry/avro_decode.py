@@ -34,7 +34,7 @@ class Op(IntEnum):
     STRING = 7
     FIXED = 8  # a: bytes
     ENUM = 9  # first: index of the first symbol in `symbols`; size: symbols
-    DECIMAL = 10  # first: index in `symbols` of 10^precision, low half first
+    DECIMAL = 10  # first: index in `symbols` of a power of ten, low half first; b: digits to append
     DECIMAL_FIXED = 11  # likewise; a: bytes
     RECORD = 12
     ARRAY = 13  # a: node of the items; b: bytes that an item takes at least
@@ -252,10 +252,12 @@ class _Compiler:
 
     def _primitive(self, writer: Type, reader: Type, column: Column, path: str) -> Node:
         if reader.logical == "decimal":
-            if writer.logical == "decimal" and writer.scale != reader.scale:
+            digits = reader.scale - writer.scale if writer.logical == "decimal" else 0
+            if digits < 0:
                 raise _MismatchError(path, f"the writer's type is {writer}, the reader's is {reader}")
             op = Op.DECIMAL_FIXED if writer.kind == "fixed" else Op.DECIMAL
-            return Node(op, column.index, self._limit(reader.precision), 0, writer.size)
+            limit = self._limit(max(reader.precision - digits, 0))
+            return Node(op, column.index, limit, 0, writer.size, digits)
         if column.kind is Kind.TEXT and writer.kind in ("bytes", "string"):
             # Bytes become a string only if they are valid UTF-8. A string becomes bytes even if it is not.
             return Node(Op.STRING if reader.kind == "string" else Op.BYTES, column.index)
@@ -310,6 +312,9 @@ class _Compiler:
             raise _MismatchError(
                 path, "the writer's schema has no such field, and the reader's no default for it"
             )
+        if one.default is None and one.type.kind != "null" and not one.type.is_nullable:
+            # registries do not check defaults, and other clients read this one as null
+            return self.program.add(Node(Op.NULL, column.index), path)
         index = self.program.reserve(path)
         encoded = encode_default(one.type, one.default, path)
         node = self.compile(one.type, one.type, column, path)

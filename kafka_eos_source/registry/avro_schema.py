@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from kafka_eos_source.documents.converted import MAX_DEPTH, MAX_FIELDS, inside
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.codec import Schema, zigzag
-from kafka_eos_source.runtime.json_input import parse_json
+from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -120,43 +121,104 @@ class Type:
 def parse(schema: Schema) -> Type:
     """Parses a schema.
 
+    The schema may use all types that its references define, whatever the references are called.
+
     Raises:
-        InvalidSchemaError: if the text is not a valid Avro schema. The message says where.
+        InvalidSchemaError: if the text is not a valid Avro schema, or its references define a type in
+            different ways. The message says where.
     """
     if schema.format != "AVRO":
         raise InvalidSchemaError(
             f"the schema has format {schema.format}, but its records are read or written as Avro",
             fix="name the schema of an Avro subject",
         )
-    names: dict[str, Type] = {}
+    parser = _Parser()
     try:
-        for reference in schema.imports():
-            if reference.name in names:
-                continue
-            _Parser(names).parse(_json(reference.schema.text, f"the referenced schema {reference.name!r}"))
-            if reference.name not in names:
-                raise InvalidSchemaError(
-                    f"the schema that is referenced as {reference.name!r} defines no type of that name",
-                    fix="register the reference under the full name of the type that it defines",
-                )
-        return _Parser(names).parse(_json(schema.text, "the schema"))
+        for each in {each.schema: each for each in schema.imports()}.values():
+            where = f"the schema that is referenced as {_shown(each.name)}"
+            parser.define(_json(each.schema.text, where), where)
+        found = _json(schema.text, "the schema")
+        parser.define(found, "the schema")
+        return parser.parse(found)
     except RecursionError:
         raise InvalidSchemaError("the Avro schema is nested too deeply", fix="flatten the schema") from None
 
 
+#: A text, or a comment. Both also end with the schema, so that each character is looked at once.
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+
+
 def _json(text: str, what: str) -> Any:
+    """Returns the JSON of a schema, in which Avro's Java library accepts comments."""
     try:
-        return parse_json(text)
-    except ValueError as failure:
+        try:
+            return parse_json(text)
+        except JsonError:
+            if "//" not in text and "/*" not in text:
+                raise
+            return parse_json(_COMMENT.sub(lambda found: found[1] or " ", text))
+    except JsonError as failure:
         raise InvalidSchemaError(
             f"{what} cannot be read as JSON ({failure}): {text[:200]!r}", fix="register an Avro schema"
         ) from failure
 
 
+class _Definition(NamedTuple):
+    """Where a named type is defined.
+
+    Attributes:
+        found: the JSON of the type.
+        namespace: the namespace around it.
+        where: the schema that contains it, for errors.
+    """
+
+    found: dict[str, Any]
+    namespace: str
+    where: str
+
+
 @dataclass
 class _Parser:
-    names: dict[str, Type]
+    """Parses schemas that share their named types.
+
+    A type may be used before it is defined, and in another schema than the one that defines it, whatever the
+    name of the reference between the two is. So `define` collects the definitions first, and each is parsed
+    where it is used for the first time. Definitions that nothing uses are not parsed.
+
+    Attributes:
+        definitions: All definitions of each full name.
+        names: The types that were parsed, or are being parsed, by full name.
+        path: The field that is being parsed.
+    """
+
+    definitions: dict[str, list[_Definition]] = field(default_factory=dict)
+    names: dict[str, Type] = field(default_factory=dict)
     path: list[str] = field(default_factory=list)
+
+    def define(self, document: Any, where: str) -> None:
+        """Collects the named types that a schema defines, in the order of its text.
+
+        Args:
+            document: The JSON of the schema.
+            where: What the schema is, for errors.
+        """
+        waiting: list[tuple[Any, str]] = [(document, "")]
+        while waiting:
+            found, namespace = waiting.pop()
+            if isinstance(found, list):
+                waiting.extend((branch, namespace) for branch in reversed(found))
+            if not isinstance(found, dict):
+                continue
+            kind = found.get("type")
+            if not isinstance(kind, str):
+                waiting.append((kind, namespace))
+            elif kind in ("array", "map"):
+                waiting.append((found.get("items" if kind == "array" else "values"), namespace))
+            elif kind in _NAMED and (full := _defined_name(found, namespace)):
+                self.definitions.setdefault(full, []).append(_Definition(found, namespace, where))
+                fields = found.get("fields")
+                inside = [one for one in fields if isinstance(one, dict)] if isinstance(fields, list) else []
+                waiting.extend((one.get("type"), _namespace(full)) for one in reversed(inside))
 
     def parse(self, found: Any, namespace: str = "") -> Type:
         while isinstance(found, dict) and isinstance(found.get("type"), dict | list):
@@ -173,7 +235,7 @@ class _Parser:
         if not isinstance(kind, str):
             raise self._refusal(f"{_shown(kind)} is not a type: expected a name, a list or an object")
         if kind in _NAMED:
-            return self._definition(kind, found, namespace)
+            return self._definition(found, namespace)
         if kind == "array":
             return self._measured(Type("array", items=self._within("[]", found.get("items"), namespace)))
         if kind == "map":
@@ -214,52 +276,72 @@ class _Parser:
         for full in (_full_name(name, namespace), name):
             if full in self.names:
                 return self.names[full]
+            if full in self.definitions:
+                first = self.definitions[full][0]
+                return self._definition(first.found, first.namespace)
         raise self._refusal(
             f"type {_shown(name)} is not defined",
-            "define it before its first use, or register the schema with a reference to it",
+            "define it, or register the schema with a reference to the schema that defines it",
         )
 
     def _union(self, found: list[Any], namespace: str) -> Type:
         branches = tuple(self.parse(branch, namespace) for branch in found)
         keys = [branch.name or branch.kind for branch in branches]
-        if not branches or "union" in keys or len(set(keys)) < len(keys):
-            raise self._refusal(
-                f"the union {_shown(keys)} is empty, or has a type twice, or a union as a branch"
-            )
+        if "union" in keys or len(set(keys)) < len(keys):
+            raise self._refusal(f"the union {_shown(keys)} has a type twice, or a union as a branch")
         return self._measured(Type("union", branches=branches))
 
-    def _definition(self, kind: str, found: dict[str, Any], namespace: str) -> Type:
+    def _definition(self, found: dict[str, Any], namespace: str) -> Type:
+        """Returns a named type, and parses it unless it was parsed, or is being parsed, elsewhere."""
+        full = self._name_of(found, namespace)
+        if full in self.names:
+            return self.names[full]
+        made = self.names[full] = Type("", name=full)
+        self._fill(made, found)
+        definitions = self.definitions[full]
+        here = next(each.where for each in definitions if each.found is found)
+        for other in definitions:
+            if other.found is found:
+                continue
+            copy = Type("", name=full)
+            self._fill(copy, other.found)
+            if _contents(copy) != _contents(made):
+                raise self._refusal(
+                    f"type {full!r} is defined in {here} and, differently{_differing(made, copy)}, in "
+                    f"{other.where}",
+                    "register the schema again, with references to one version of the type",
+                )
+        return made
+
+    def _name_of(self, found: dict[str, Any], around: str) -> str:
         name = found.get("name")
         if not isinstance(name, str) or not name:
-            raise self._refusal(f"a type of kind {kind} has no name")
-        space = found.get("namespace", namespace) or ""
-        if not isinstance(space, str):
-            raise self._refusal(f"type {name!r} has namespace {_shown(space)}: expected a string")
-        if max(len(name), len(space)) > _MOST_CHARACTERS:  # each type inside repeats its namespace
+            raise self._refusal(f"a type of kind {found['type']} has no name")
+        full = _defined_name(found, around)
+        if full is None:
             raise self._refusal(
                 f"type {_shown(name)} has a name or namespace of more than {_MOST_CHARACTERS} characters"
             )
-        full = _full_name(name, space)
-        if full in self.names:
-            raise self._refusal(f"type {full!r} is defined twice")
-        space = full.rpartition(".")[0]
-        aliases = tuple(_full_name(alias, space) for alias in self._aliases(found))
-        made = Type("record" if kind == "error" else kind, name=full, aliases=aliases)
-        self.names[full] = made
+        return full
+
+    def _fill(self, made: Type, found: dict[str, Any]) -> None:
+        space = _namespace(made.name)
+        made.kind = "record" if found["type"] == "error" else found["type"]
+        made.aliases = tuple(_full_name(alias, space) for alias in self._aliases(found))
         if made.kind == "record":
-            made.fields = self._fields(found.get("fields"), full, space)
+            made.fields = self._fields(found.get("fields"), made.name, space)
         elif made.kind == "enum":
             self._fill_enum(made, found)
         else:
             size = found.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_BYTES_OF_FIXED:
                 raise self._refusal(
-                    f"fixed type {full!r} has size {_shown(size)}: expected a number of bytes up to "
+                    f"fixed type {made.name!r} has size {_shown(size)}: expected a number of bytes up to "
                     f"{MOST_BYTES_OF_FIXED}"
                 )
             made.size = size
             self._with_logical(made, found)
-        return self._measured(made)
+        self._measured(made)
 
     def _fill_enum(self, made: Type, found: dict[str, Any]) -> None:
         symbols = found.get("symbols")
@@ -272,11 +354,8 @@ class _Parser:
                 f"enum {made.name!r} has symbols {_shown(symbols)}: expected different strings"
             )
         made.symbols = tuple(symbols)
-        made.default = found.get("default")
-        if made.default is not None and made.default not in made.symbols:
-            raise self._refusal(
-                f"the default {_shown(made.default)} of enum {made.name!r} is not one of its symbols"
-            )
+        default = found.get("default")
+        made.default = default if default in symbols else None
 
     def _fields(self, found: Any, record: str, namespace: str) -> tuple[Field, ...]:
         if not isinstance(found, list):
@@ -333,6 +412,42 @@ def _shown(found: Any) -> str:
 
 def _full_name(name: str, namespace: str) -> str:
     return name.lstrip(".") if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _namespace(full: str) -> str:
+    return full.rpartition(".")[0]
+
+
+def _defined_name(found: dict[str, Any], around: str) -> str | None:
+    """Returns the full name of the type that some JSON defines; None if it has no usable name."""
+    name, space = found.get("name"), found.get("namespace")
+    space = space if isinstance(space, str) else around
+    if not isinstance(name, str) or not name:
+        return None
+    if max(len(name), len(space)) > _MOST_CHARACTERS:  # each type inside repeats its namespace
+        return None
+    return _full_name(name, space)
+
+
+def _contents(found: Type) -> tuple[Any, ...]:
+    """Returns what a definition says about values. Of named types in it, only the names."""
+    fields = tuple(
+        (one.name, one.aliases, one.has_default, one.default, _outline(one.type)) for one in found.fields
+    )
+    return (*_outline(found)[1:], found.aliases, found.symbols, found.default, found.size, fields)
+
+
+def _outline(found: Type) -> tuple[Any, ...]:
+    parts = [] if found.name else [*found.branches, *([found.items] if found.items else [])]
+    inside = tuple(map(_outline, parts))
+    return (found.name, found.kind, found.logical, found.precision, found.scale, inside)
+
+
+def _differing(one: Type, other: Type) -> str:
+    """Names the fields in which two definitions of a record differ, for an error."""
+    fields = [{field[0]: field for field in _contents(each)[-1]} for each in (one, other)]
+    names = [name for name in fields[0] | fields[1] if fields[0].get(name) != fields[1].get(name)]
+    return f" (fields {', '.join(map(_shown, names[:_MOST_BRANCHES_SHOWN]))})" if names else ""
 
 
 def _fits(precision: int, size: int) -> bool:
@@ -499,15 +614,26 @@ def _encode_union(found: Type, value: Any) -> bytes | None:
 
 
 def _encode_number(kind: str, value: Any) -> bytes | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
+    """Encodes a number, which Avro's Java library also accepts as 1.0 for an int, and as text for a float."""
     if kind in ("float", "double"):
+        if isinstance(value, str) and _FLOAT.fullmatch(value):
+            value = float(value)
         try:
-            return struct.pack("<f" if kind == "float" else "<d", value)
+            return struct.pack("<f" if kind == "float" else "<d", value) if _is_number(value) else None
         except OverflowError:
             return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     limit = _LIMITS[kind]
-    return zigzag(value) if isinstance(value, int) and -limit <= value < limit else None
+    is_fitting = _is_number(value) and isinstance(value, int) and -limit <= value < limit
+    return zigzag(value) if is_fitting else None
+
+
+_FLOAT = re.compile(r"[+-]?(?:NaN|Infinity|\d{1,400}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,9})?)", re.ASCII)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _encode_record(found: Type, value: Any) -> bytes | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 from kafka_eos_source.errors import InvalidSchemaError, OperatorError, SchemaNotFoundError
 from kafka_eos_source.kafka.schema_registry import (
@@ -22,6 +23,7 @@ from kafka_eos_source.kafka.schema_registry import (
     shown_urls,
 )
 from kafka_eos_source.registry.codec import Reference, Schema, schema_format
+from kafka_eos_source.registry.glue import GlueRegistry, is_glue
 from kafka_eos_source.runtime.deadline import Deadline, Pauses
 from kafka_eos_source.runtime.json_input import JsonError, parse_json
 
@@ -47,16 +49,29 @@ class UnknownId(str):
     __slots__ = ()
 
 
+#: A client of a registry.
+Client = SchemaRegistry | GlueRegistry
+
+
+def registry_client(options: Mapping[str, Any]) -> Client:
+    """Returns a client of the registry that the option ``url`` names.
+
+    Raises:
+        InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
+    """
+    return GlueRegistry(options) if is_glue(options) else SchemaRegistry(options)
+
+
 class Catalog:
     """The schemas of one registry, by id or GUID.
 
     Args:
-        options: options of `kafka.schema_registry.SchemaRegistry`.
+        options: options of `kafka.schema_registry.SchemaRegistry`, or of `registry.glue.GlueRegistry`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self._client: SchemaRegistry | None = None
+        self._client: Client | None = None
         #: By id, those last that were used last.
         self._schemas: dict[SchemaId, Schema] = {}
         self._kept_bytes = 0
@@ -65,10 +80,10 @@ class Catalog:
         self._unknown: dict[SchemaId, tuple[float, str]] = {}
 
     @property
-    def registry(self) -> SchemaRegistry:
+    def registry(self) -> Client:
         """The client, which is made on first use, because cached ids need none."""
         if self._client is None:
-            self._client = SchemaRegistry(self._options)
+            self._client = registry_client(self._options)
         return self._client
 
     def add(self, schema_id: SchemaId, schema: Schema) -> None:
@@ -115,7 +130,7 @@ class Catalog:
                 asked_for.append(each)
         if not asked_for:
             return found
-        most_unknown = self.registry.most_unknown_ids
+        most_unknown = self.registry.limits.most_unknown_ids
         answers = self._ask(asked_for, most_unknown)
         awaited = [
             each
@@ -205,6 +220,10 @@ class Catalog:
         stored = self.registry.by_version(subject, version)
         return stored, self.schema(stored)
 
+    def guid_of(self, schema_id: int) -> UUID | None:
+        """Returns the GUID of an id; None if the registry does not tell it."""
+        return self.registry.guid_of(schema_id) if isinstance(self.registry, SchemaRegistry) else None
+
     def registered(self, subject: str, schema: Schema, *, register: bool) -> StoredSchema:
         """Returns a schema without references as it is stored under a subject.
 
@@ -230,7 +249,7 @@ class Catalog:
 class _Imports:
     """Reads what one schema imports. Each imported schema is read once, and then shared."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
+    def __init__(self, registry: Client) -> None:
         self._registry = registry
         #: By subject and version; None while its own imports are read.
         self._known: dict[tuple[str, int], Schema | None] = {}
@@ -268,10 +287,10 @@ class _Imports:
                 fix="register it again without this character.",
             ) from None
         self._references += len(stored.references)
-        if self._bytes > self._registry.most_bytes:
+        if self._bytes > self._registry.limits.most_bytes:
             raise InvalidSchemaError(
                 f"schema id {stored.schema_id}, or a schema that imports it, has more than "
-                f"{self._registry.most_bytes} bytes, including what it imports.",
+                f"{self._registry.limits.most_bytes} bytes, including what it imports.",
                 fix=f"raise the option {MOST_BYTES!r} of the registry.",
             )
         if depth > _DEEPEST or self._references > _MOST_REFERENCES:

@@ -88,7 +88,11 @@ def _imports(schema: Schema, seen: set[tuple[str, bytes]]) -> Iterator[Reference
 
 def zigzag(number: int) -> bytes:
     """Returns a number as a zigzag varint, as Avro and Confluent's frames write it."""
-    bits = number << 1 if number >= 0 else ((-number) << 1) - 1
+    return varint(number << 1 if number >= 0 else ((-number) << 1) - 1)
+
+
+def varint(bits: int) -> bytes:
+    """Returns a number that is not negative as a varint, as Protobuf and Glue's frames write it."""
     encoded = bytearray()
     while bits >= 0x80:
         encoded.append(bits & 0x7F | 0x80)
@@ -165,19 +169,21 @@ def arrow_type(schema: Schema, message: str | None) -> pa.DataType:
 
     Args:
         schema: the schema.
-        message: full name of the message type in a Protobuf schema; None = its first.
+        message: full name of the message type in a Protobuf schema; None = its only one at the top level.
     """
     codec = _codec(schema.format)
     found = codec.arrow_type(schema, message) if schema.format == "PROTOBUF" else codec.arrow_type(schema)
     return cast(pa.DataType, found)
 
 
-def decoder(writer: Schema, path: tuple[int, ...], reader: Schema | None, message: str | None) -> Decoder:
+def decoder(
+    writer: Schema, path: tuple[int, ...] | int, reader: Schema | None, message: str | None
+) -> Decoder:
     """Returns the decoder of messages of a writer schema.
 
     Args:
         writer: the schema of the messages.
-        path: path of the message type in the writer's file; for Protobuf.
+        path: path of the message type in the writer's file, or its number (`message_number`); for Protobuf.
         reader: the schema of the result, of the same format; None = the writer's.
         message: full name of the message type in the reader's file; for Protobuf.
     """
@@ -193,7 +199,7 @@ def encoder(schema: Schema, values_type: pa.DataType, message: str | None) -> En
     Args:
         schema: the schema of the messages.
         values_type: the type of the values.
-        message: full name of the message type in a Protobuf schema; None = its first.
+        message: full name of the message type in a Protobuf schema; None = its only one at the top level.
     """
     codec = _codec(schema.format)
     if schema.format == "PROTOBUF":
@@ -206,6 +212,11 @@ def message_path(schema: Schema, message: str | None) -> tuple[int, ...]:
     if schema.format != "PROTOBUF":
         return ()
     return tuple(_codec(schema.format).message_path(schema, message))
+
+
+def message_number(schema: Schema, message: str | None) -> int:
+    """Returns the number of a message type of a Protobuf schema that Glue's frames contain."""
+    return int(_codec(schema.format).message_number(schema, message))
 
 
 def schema_for(values_type: pa.DataType, kind: SchemaFormat, name: str) -> Schema:

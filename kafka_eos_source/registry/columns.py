@@ -24,10 +24,10 @@ from kafka_eos_source.kafka.schema_registry import (
     id_location,
 )
 from kafka_eos_source.protocol.records import UNDECODABLE
-from kafka_eos_source.registry import codec
+from kafka_eos_source.registry import codec, glue
 from kafka_eos_source.registry.catalog import Catalog
 from kafka_eos_source.registry.codec import Schema, SchemaFormat
-from kafka_eos_source.registry.frames import KEY_HEADER, VALUE_HEADER, Naming, headers_naming
+from kafka_eos_source.registry.frames import KEY_HEADER, OF_GLUE, VALUE_HEADER, Naming, headers_naming
 from kafka_eos_source.registry.records import Decoding, Encoding
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.schema import HEADERS, HEADERS_TYPE, KEY, invalid_record, record_place
@@ -93,8 +93,11 @@ class RegistrySchema:
         """
         ids = (self.schema_id, self.guid) if self.is_stored else ()
         known = tuple(each for each in ids if each is not None)
-        header = None if id_location(self.registry) == PAYLOAD else self._header(is_key)
-        naming = Naming(header, id_bytes(self.registry))
+        if glue.is_glue(self.registry):
+            naming = OF_GLUE
+        else:
+            header = None if id_location(self.registry) == PAYLOAD else self._header(is_key)
+            naming = Naming(header, id_bytes(self.registry))
         return Decoding(self.registry, self.schema, self.message, self.arrow_type, known, naming)
 
     def encoding(self, *, is_key: bool = False) -> Encoding:
@@ -110,6 +113,10 @@ class RegistrySchema:
             raise InvalidOptionError(
                 "the schema to write with was given as text, without a subject under which it is registered.",
                 fix="name the subject, for example with topic='flights', so that the schema has an id.",
+            )
+        if glue.is_glue(self.registry):
+            return Encoding(
+                self.schema_id, self.schema, self.message, glue_compression=glue.compression(self.registry)
             )
         if id_location(self.registry) != HEADER:
             return Encoding(self.schema_id, self.schema, self.message)
@@ -134,7 +141,7 @@ def registry_schema(
     subject: str | None = None,
     is_key: bool = False,
     version: int | None = None,
-    schema_id: SchemaId | None = None,
+    schema_id: int | str | UUID | None = None,
     schema: str | StructType | None = None,
     schema_type: str = "AVRO",
     message: str | None = None,
@@ -148,15 +155,15 @@ def registry_schema(
     is looked up now and stays the same until the query is started again.
 
     Args:
-        registry: URL of the registry (several are separated by commas), or options of its client such as
-            ``{"url": …, "basic.auth.user.info": …}``.
+        registry: URL of the registry (several are separated by commas; ``glue://`` and a name for AWS
+            Glue's), or options of its client such as ``{"url": …, "basic.auth.user.info": …}``.
         topic: name of the topic.
         record: full name of the record or message type.
         subject: name of the subject, instead of ``topic`` and ``record``.
         is_key: whether the column is the key of the record, for TopicNameStrategy, and for the header that
             may name the schema.
         version: version of the subject.
-        schema_id: id of the schema, or its GUID.
+        schema_id: id of the schema, or its GUID; for AWS Glue, the UUID of a version.
         schema: the schema itself, as text, or as a Spark type from which it is derived. To write with it, it
             must be registered under the subject, or ``register`` be set.
         schema_type: the format of ``schema``: AVRO, PROTOBUF or JSON.
@@ -170,7 +177,13 @@ def registry_schema(
         RegistryUnavailableError: if it does not answer.
     """
     options = {"url": registry} if isinstance(registry, str) else dict(registry)
-    name = subject_name(topic=topic, record=record, subject=subject, is_key=is_key)
+    if subject is not None and (topic is not None or record is not None):
+        raise InvalidOptionError(
+            f"subject is {subject!r}, and topic or record is given too; a subject follows from those.",
+            fix="give either subject, or topic and record.",
+        )
+    named_in = glue.schema_name if glue.is_glue(options) else subject_name
+    name = subject if subject is not None else named_in(topic=topic, record=record, is_key=is_key)
     if name is not None and name.startswith(":."):
         context = name[1:].partition(":")[0]
         raise InvalidOptionError(
@@ -200,7 +213,8 @@ def registry_schema(
         if name is not None:
             stored = catalog.registered(name, found, register=register)
     elif schema_id is not None:
-        found, own_id = catalog.of_id(schema_id), schema_id
+        own_id = _given_id(schema_id, is_number=not glue.is_glue(options))
+        found = catalog.of_id(own_id)
     elif name is not None:
         stored, found = catalog.of_version(name, version)
     else:
@@ -212,30 +226,40 @@ def registry_schema(
     if stored is not None:
         own_id, guid = stored.schema_id, stored.guid
     elif isinstance(own_id, int) and id_location(options) == HEADER:
-        guid = catalog.registry.guid_of(own_id)
+        guid = catalog.guid_of(own_id)
     selected = RegistrySchema(options, found, own_id, message, schema is None, guid, is_key)
     _ = selected.spark_type  # fails now, and not in a task
     return selected
 
 
-def subject_name(*, topic: str | None, record: str | None, subject: str | None, is_key: bool) -> str | None:
-    """Returns the subject that follows from the arguments of `registry_schema`; None if none does.
-
-    Raises:
-        InvalidOptionError: if they contradict each other.
-    """
-    if subject is not None:
-        if topic is not None or record is not None:
-            raise InvalidOptionError(
-                f"subject is {subject!r}, and topic or record is given too; a subject follows from those.",
-                fix="give either subject, or topic and record.",
-            )
-        return subject
+def subject_name(*, topic: str | None, record: str | None, is_key: bool) -> str | None:
+    """Returns the subject that follows from arguments of `registry_schema`; None if none does."""
     if topic is not None and record is not None:
         return f"{topic}-{record}"
     if topic is not None:
         return f"{topic}-{'key' if is_key else 'value'}"
     return record
+
+
+def _given_id(given: object, *, is_number: bool) -> SchemaId:
+    """Returns the id that a user has given.
+
+    Args:
+        given: a number, or a UUID as such or as text.
+        is_number: whether the registry has numbers, too.
+
+    Raises:
+        InvalidOptionError: if it is no id.
+    """
+    if is_number and type(given) is int:
+        return given
+    try:
+        return given if isinstance(given, UUID) else UUID(str(given))
+    except ValueError as error:
+        kind = "a number or a GUID" if is_number else "the UUID of a schema's version in AWS Glue"
+        raise InvalidOptionError(
+            f"schema_id is {given!r}; expected {kind}.", fix="copy it from the registry."
+        ) from error
 
 
 def _derived(schema: StructType, kind: SchemaFormat, name: str) -> str:

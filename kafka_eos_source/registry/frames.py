@@ -1,14 +1,20 @@
 """Finds out which schema each key or value of a column names, and where its payload begins.
 
-A record names its schema in its header, or in front of the payload, in one of two forms of Confluent's::
+A record names its schema in its header, or in front of the payload. There are two forms of Confluent's::
 
     0x00  schema id, 4 bytes, big-endian   [message indices]
     0x01  GUID of the schema, 16 bytes     [message indices]
 
-The header is ``__value_schema_id``, or ``__key_schema_id`` for the key. If it is there, the value or key is
-the payload alone. The message indices are there only for Protobuf. They are the path of the message type
+or in the form of AWS Glue, where records name a version of a schema by its UUID::
+
+    0x03  compression, 1 byte: 0 none, 5 zlib   UUID, 16 bytes   [message number]
+
+Confluent's header is ``__value_schema_id``, or ``__key_schema_id`` for the key. If it is there, the value or
+key is the payload alone. Message indices are there only for Protobuf. They are the path of the message type
 inside its file, as zigzag varints: the number of indices, then the indices; a single 0 means the path [0]. As
 for Confluent's deserializers, the last header of that name decides, and one without a value does not count.
+Glue's message number, of Protobuf too, counts all message types of the file in the order of their full names,
+as a plain varint. It is compressed together with the payload.
 
 Names are read without Python code for each row. Rows are grouped by name, because all messages of one name
 share one writer schema.
@@ -17,7 +23,7 @@ share one writer schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from uuid import UUID
@@ -27,7 +33,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_eos_source.documents.converted import MOST_BYTES
 from kafka_eos_source.kafka.schema_registry import SchemaId
+from kafka_eos_source.registry import glue
 from kafka_eos_source.registry.codec import zigzag
 from kafka_eos_source.spark.arrow import HEADERS_ARROW
 
@@ -54,14 +62,15 @@ class Frame:
         schema_id: id or GUID of the writer schema.
         start: number of bytes in front of the payload.
         rows: numbers of the rows, ascending.
-        path: path of the message type inside its file; empty except for Protobuf.
+        path: path of the message type inside its file, or its number in Glue's form; empty except for
+            Protobuf.
         in_header: whether the name is in a header, and not in front of the payload.
     """
 
     schema_id: SchemaId
     start: int
     rows: Rows
-    path: tuple[int, ...] = ()
+    path: tuple[int, ...] | int = ()
     in_header: bool = False
 
 
@@ -120,13 +129,17 @@ class Naming:
     Attributes:
         header: name of the header in which a name may be; None if headers are not looked at.
         id_bytes: length of the ids in front of payloads: 4; 8 as Apicurio's Legacy8ByteIdHandler writes them.
+        is_glue: whether the records have the form of AWS Glue.
     """
 
     header: str | None = VALUE_HEADER
     id_bytes: int = _ID_BYTES
+    is_glue: bool = False
 
 
 _NAMING = Naming()
+#: How records name versions of schemas of AWS Glue.
+OF_GLUE = Naming(header=None, is_glue=True)
 
 
 @dataclass(frozen=True)
@@ -134,13 +147,14 @@ class Framed:
     """A column of keys or values whose records name their schemas.
 
     Attributes:
-        messages: the keys or values.
+        messages: the keys or values, without compression.
         naming: how they may name their schemas.
         has_headers: whether the headers of the records are at hand.
         named: numbers of the rows that have a header that names their schema, ascending.
         names: the distinct values of these headers; None if there are none.
         name_of: number among `names` for each row of `named`.
         foreign: rows whose headers name a schema of another registry, and which.
+        damaged: errors of rows that cannot be decompressed; these are null in ``messages``.
     """
 
     messages: Messages
@@ -150,6 +164,7 @@ class Framed:
     names: Messages | None = None
     name_of: Rows | None = None
     foreign: dict[int, str] = field(default_factory=dict)
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -157,15 +172,23 @@ class Framed:
         column: pa.Array | pa.ChunkedArray,
         headers: pa.Array | None = None,
         naming: Naming = _NAMING,
+        most_bytes: int = MOST_BYTES,
     ) -> Framed:
         """Returns a column of bytes, which may be a slice, with what the headers of its records say.
+
+        Only the first rows are returned if the payloads of more would take more than `most_bytes` when they
+        are decompressed.
 
         Args:
             column: the keys or values.
             headers: the headers of the same records, as the source's column; None if they are not at hand.
             naming: how the records may name their schemas.
+            most_bytes: the most memory of payloads that are decompressed.
         """
         messages = Messages.of(column)
+        if naming.is_glue:
+            messages, damaged = _decompressed(messages, most_bytes)
+            return cls(messages, naming, damaged=damaged)
         if headers is None or naming.header is None:
             return cls(messages, naming)
         found = _Headers(headers)
@@ -190,6 +213,8 @@ class Framed:
             The groups, and an error for each row that names none. Null rows are in neither.
         """
         rows = self.messages.present
+        if self.naming.is_glue:
+            return self._named_by_glue(rows)
         if self.foreign:
             rows = np.setdiff1d(rows, np.array(list(self.foreign)), assume_unique=True)
         if self.named is None:
@@ -202,7 +227,7 @@ class Framed:
 
     def suspicion(self, frame: Frame) -> str:
         """Returns what the rows of a frame may be whose schema the registry does not have; "" if nothing."""
-        if frame.in_header:
+        if frame.in_header or self.naming.is_glue:
             return ""
         row = int(frame.rows[0])
         found = self.messages.beginning(row)
@@ -224,6 +249,8 @@ class Framed:
         Returns:
             The groups, and an error for each row whose path is malformed.
         """
+        if self.naming.is_glue:
+            return _numbers(self.messages, frame)
         if not frame.in_header:
             return _paths(self.messages, frame.rows, frame.start, frame)
         assert self.names is not None
@@ -241,6 +268,19 @@ class Framed:
         for at in unknown.tolist():
             errors[at] = self._unknown(at)
         return groups, errors
+
+    def _named_by_glue(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
+        """Groups rows with frames of Glue."""
+        where = self.messages
+        is_framed = where.ends[rows] - where.begins[rows] >= glue.HEADER_BYTES
+        is_framed[is_framed] = where.data[where.begins[rows[is_framed]]] == glue.MAGIC
+        is_framed[is_framed] = where.data[where.begins[rows[is_framed]] + 1] == glue.PLAIN
+        errors = dict(self.damaged)
+        for row in rows[~is_framed].tolist():
+            errors[row] = _not_of_glue(where.beginning(row), int(where.ends[row] - where.begins[row]))
+        rows = rows[is_framed]
+        found = _guids(where, where.begins[rows] + 1, rows, in_header=False)
+        return [replace(each, start=glue.HEADER_BYTES) for each in found], errors
 
     def _named_in_headers(self, rows: Rows) -> tuple[list[Frame], dict[int, str]]:
         """Groups rows whose names are in their headers."""
@@ -332,6 +372,26 @@ def _foreign(headers: _Headers, header: str) -> dict[int, str]:
     return found
 
 
+def _not_of_glue(found: bytes, length: int) -> str:
+    """Returns the error of a message that does not begin with a frame of Glue.
+
+    Args:
+        found: its first bytes.
+        length: its length in bytes.
+    """
+    if not length:
+        return "the message is empty; expected the frame of AWS Glue"
+    if found[0] != glue.MAGIC:
+        looks = _looks_like(found, length)[0]
+        if found[0] in (_ID, _GUID) and length > _ID_BYTES:
+            looks = "a message of another schema registry than AWS Glue"
+        text = f"the message does not begin with 0x03, the first byte of AWS Glue's, but with {found[0]:#04x}"
+        return f"{text}; it looks like {looks}" if looks else text
+    if length < glue.HEADER_BYTES:
+        return f"the message has {length} bytes; expected at least {glue.HEADER_BYTES}, as AWS Glue's have"
+    return f"the message has the compression byte {found[1]:#04x}; expected 0x00 (none) or 0x05 (zlib)"
+
+
 def _looks_like(found: bytes, length: int) -> tuple[str, bool]:
     """Returns what a message without a known frame looks like, and whether that is certain.
 
@@ -339,8 +399,9 @@ def _looks_like(found: bytes, length: int) -> tuple[str, bool]:
         found: its first bytes.
         length: its length in bytes.
     """
-    if found[0] == 3 and found[1:2] in (b"\0", b"\5") and length >= 18:
-        return "a message of AWS Glue Schema Registry", True
+    if found[0] == glue.MAGIC and found[1:2] in (b"\0", b"\5") and length >= glue.HEADER_BYTES:
+        fix = f"set 'url' of the registry to {glue.SCHEME} and its name"
+        return f"a message of AWS Glue Schema Registry: {fix}", True
     if found.startswith(b"Obj\1"):
         return "an Avro container file, which contains its schema", True
     if found.startswith(b"\xc3\1") and length >= 10:
@@ -610,6 +671,64 @@ def _paths(where: Messages, at: Rows, length: int, frame: Frame) -> tuple[list[F
     return groups, errors
 
 
+def _numbers(where: Messages, frame: Frame) -> tuple[list[Frame], dict[int, str]]:
+    """Groups the rows of a frame of Glue by the number of the message type in front of the payloads."""
+    begins = where.begins[frame.rows]
+    cursor = _Varints(where.data, begins + frame.start, where.ends[frame.rows])
+    numbers = cursor.unsigned(np.arange(len(frame.rows)))
+    errors = {int(frame.rows[row]): text for row, text in cursor.errors.items()}
+    good = np.flatnonzero(cursor.good)
+    lengths = (cursor.position - begins)[good]  # a number may be written with more bytes than it needs
+    return [
+        replace(
+            frame,
+            start=int(lengths[each[0]]),
+            rows=frame.rows[good[each]],
+            path=int(numbers[good[each[0]]]),
+        )
+        for each in _groups((numbers[good] << 8) | lengths)
+    ], errors
+
+
+def _decompressed(messages: Messages, most_bytes: int) -> tuple[Messages, dict[int, str]]:
+    """Returns messages without compression, and errors of those that are damaged, which are null.
+
+    Args:
+        messages: messages with frames of Glue, or with none.
+        most_bytes: only the first messages are returned if the payloads of more would take more memory.
+    """
+    rows = messages.present
+    rows = rows[messages.ends[rows] - messages.begins[rows] >= glue.HEADER_BYTES]
+    rows = rows[messages.data[messages.begins[rows] + 1] == glue.ZLIB]
+    rows = rows[messages.data[messages.begins[rows]] == glue.MAGIC]
+    if not len(rows):
+        return messages, {}
+    errors: dict[int, str] = {}
+    plain: list[bytes | None] = []
+    end = len(messages.column)
+    data = messages.data.data
+    for row, begin, past in zip(
+        rows.tolist(), messages.begins[rows].tolist(), messages.ends[rows].tolist(), strict=True
+    ):
+        found = glue.decompressed(data[begin:past], most_bytes)
+        if found is None:
+            end = row
+            break
+        if isinstance(found, str):
+            errors[row] = found
+            plain.append(None)
+        else:
+            most_bytes -= len(found)
+            plain.append(found)
+    column = messages.column.slice(0, end)
+    replaced = pa.array(plain, pa.large_binary())
+    if len(plain) < end:
+        places = np.arange(end)
+        places[rows[: len(plain)]] = end + np.arange(len(plain))
+        replaced = pa.concat_arrays([column.cast(pa.large_binary()), replaced]).take(pa.array(places))
+    return Messages.of(replaced), errors
+
+
 def _of_path(frame: Frame, length: int, rows: Rows, path: tuple[int, ...]) -> Frame:
     """Returns the part of a frame whose names, of this length, end with a path."""
     return Frame(frame.schema_id, 0 if frame.in_header else length, rows, path, frame.in_header)
@@ -620,7 +739,7 @@ def _all_zero(data: npt.NDArray[np.uint8], position: Rows, ends: Rows) -> bool:
 
 
 class _Varints:
-    """Reads the next zigzag varint of many messages at once.
+    """Reads the next varint of many messages at once.
 
     Attributes:
         position: place of the next byte of each message.
@@ -636,6 +755,11 @@ class _Varints:
         self.errors: dict[int, str] = {}
 
     def next(self, which: Rows) -> Rows:
+        """Reads one zigzag varint of each of these messages; the result is 0 where there is none."""
+        raw = self.unsigned(which)
+        return (raw >> 1) ^ -(raw & 1)
+
+    def unsigned(self, which: Rows) -> Rows:
         """Reads one varint of each of these messages; the result is 0 where there is none."""
         raw = np.zeros(len(self.position), np.int64)
         more = which
@@ -650,8 +774,7 @@ class _Varints:
             if not len(more):
                 break
         self._fail_at(more, "has a Protobuf message index of more than 5 bytes")
-        values = (raw >> 1) ^ -(raw & 1)
-        return values[which]
+        return raw[which]
 
     def fail(self, bad: npt.NDArray[np.bool_], values: Rows, text: str) -> None:
         """Sets messages aside; ``text`` has a place for the value that is wrong."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
+from urllib.parse import urljoin
 
 import pyarrow as pa
 
@@ -15,6 +18,8 @@ from kafka_eos_source.runtime.json_input import parse_json
 
 INSTALL = 'pip install "kafka-eos-source[jsonschema]"'
 _DEFAULT_DRAFT = "http://json-schema.org/draft-07/schema#"  # what Confluent's clients assume
+#: The schemas of JSON Schema itself, which all clients know. They contain themselves.
+_META_SCHEMA = re.compile(r"https?://json-schema\.org/(?:draft-\d\d|draft/\d{4}-\d\d)/")
 #: What a malformed schema raises, here and in the package referencing, which does not check schemas.
 _MALFORMED = (TypeError, AttributeError, KeyError, ValueError, LookupError, RecursionError)
 #: The keywords that decide types, and on which one another's effect depends.
@@ -96,7 +101,7 @@ def read_shape(schema: Schema) -> Shape:
         )
     contents, resolver = open_schema(schema)
     try:
-        return _Reader().read(contents, resolver, "#", ())
+        return _Reader(_combines(contents)).read(contents, resolver, "#", ())
     except _MALFORMED as failure:
         raise InvalidSchemaError(
             f"a keyword of the JSON Schema has a malformed value ({type(failure).__name__}: "
@@ -112,12 +117,9 @@ def open_schema(schema: Schema) -> tuple[Any, Any]:
     except ImportError as failure:
         raise InvalidOptionError(f"JSON Schemas need a package: {failure}", fix=INSTALL) from failure
     try:
-        registry: Any = Registry()
-        for each in schema.imports():
-            registry = registry.with_resource(each.name, _resource(each.schema, f"reference {each.name!r}"))
         resource = _resource(schema, "schema")
         uri = resource.id() or ""
-        registry = registry.with_resource(uri, resource)
+        registry = Registry().with_resources([*_references(schema, uri), (uri, resource)])
         return resource.contents, _crawled(registry).resolver(uri)
     except _MALFORMED as failure:
         raise InvalidSchemaError(
@@ -125,6 +127,22 @@ def open_schema(schema: Schema) -> tuple[Any, Any]:
             f"({type(failure).__name__}: {str(failure)[:200]})",
             fix="correct the schema",
         ) from failure
+
+
+def _references(schema: Schema, uri: str) -> Iterable[tuple[str, Any]]:
+    """Returns what a schema imports under each URI that may stand for it, as for Confluent's clients.
+
+    A ``$ref`` to the name of a reference is relative to the ``$id`` of the schema around it, if that has one,
+    or to that of the whole. An imported schema may have an ``$id`` of its own, which `Registry.crawl` finds.
+    """
+    resources = {each.schema: _resource(each.schema, f"reference {each.name!r}") for each in schema.imports()}
+    found: dict[str, Any] = {}
+    for outer in (schema, *resources):
+        base = uri if outer is schema else resources[outer].id() or ""
+        for each in outer.references:
+            for name in (each.name, f"./{each.name}", urljoin(uri, each.name), urljoin(base, each.name)):
+                found.setdefault(name, resources[each.schema])
+    return found.items()
 
 
 def _crawled(registry: Any) -> Any:
@@ -137,7 +155,6 @@ def _crawled(registry: Any) -> Any:
 
 def _resource(schema: Schema, what: str) -> Any:
     from referencing import Resource
-    from referencing.jsonschema import specification_with
 
     try:
         contents = parse_json(schema.text)
@@ -147,14 +164,28 @@ def _resource(schema: Schema, what: str) -> Any:
         raise InvalidSchemaError(
             f"the {what} is not a JSON Schema, but a {type(contents).__name__}", fix="correct the schema"
         )
-    specification: Any = specification_with(_DEFAULT_DRAFT)
-    return Resource.from_contents(contents, default_specification=specification)
+    return Resource.from_contents(contents, default_specification=_specification(contents))
+
+
+def _specification(contents: Any) -> Any:
+    """Returns the draft that a schema names; draft 7 if it names none, or none that is known."""
+    from referencing.jsonschema import UnknownDialect, specification_with
+
+    named = contents.get("$schema") if isinstance(contents, dict) else None
+    for scheme in ("http", "https") if isinstance(named, str) else ():
+        try:
+            return specification_with(re.sub(r"^https?", scheme, str(named).rstrip("#")))
+        except UnknownDialect:
+            pass
+    return specification_with(_DEFAULT_DRAFT)
 
 
 class _Reader:
     """Reads the keywords that decide types. All others only restrict values, and do not change the type."""
 
-    def __init__(self) -> None:
+    def __init__(self, combines: bool) -> None:
+        #: Whether keywords beside a reference count.
+        self._combines = combines
         self._read = 0
         self._depth = 0
         #: The types of the values of each enum, by its identity: it may be used at many places.
@@ -196,13 +227,13 @@ class _Reader:
                 f"{path} of the JSON Schema is not a schema, but a {type(schema).__name__}",
                 fix="correct the schema",
             )
-        for keyword in ("$dynamicRef", "$recursiveRef"):
-            if keyword in schema:
-                raise InvalidSchemaError(
-                    f"{path} of the JSON Schema uses {keyword}, from which no column type follows",
-                    fix="use $ref instead",
-                )
+        if "$dynamicRef" in schema or "$recursiveRef" in schema:  # mostly for schemas inside themselves
+            return Shape(Kind.TEXT, nullable=True)
         if "$ref" in schema:
+            if self._combines and schema.keys() & {"properties", "allOf"}:  # both count since draft 2019-09
+                rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != "$ref"}
+                both = [{"$ref": schema["$ref"]}, *rest.pop("allOf", ())]
+                return self._all({**rest, "allOf": both}, resolver, path, open_references)
             return self._reference(schema, resolver, path, open_references)
         for keyword in ("oneOf", "anyOf"):
             if keyword in schema and "properties" not in schema:
@@ -212,16 +243,18 @@ class _Reader:
         return self._plain(schema, resolver, path, open_references)
 
     def _reference(self, schema: dict[str, Any], resolver: Any, path: str, outer: tuple[str, ...]) -> Shape:
-        from referencing.exceptions import Unresolvable
-
         name = schema["$ref"]
-        try:
-            found = resolver.lookup(name)
-        except Unresolvable as failure:
+        found = _looked_up(resolver, name)
+        if found is None and isinstance(name, str) and "#/$defs/" in name:  # as Confluent's Java client
+            found = _looked_up(resolver, name.replace("#/$defs/", "#/definitions/", 1))
+        if found is None and isinstance(name, str) and _META_SCHEMA.match(name):
+            return Shape(Kind.TEXT, nullable=True)
+        if found is None:
             raise InvalidSchemaError(
                 f"{path} of the JSON Schema refers to {str(name)[:300]!r}, which is not among its references",
-                fix="register the schema that it refers to under that name, as a reference",
-            ) from failure
+                fix="register the schema that it refers to under that name, as a reference. Other addresses "
+                "are not asked for schemas",
+            )
         key = f"{found.resolver._base_uri}|{id(found.contents)}"
         if key in outer:
             return Shape(Kind.TEXT, nullable=True)
@@ -233,7 +266,7 @@ class _Reader:
         rest = {name: schema[name] for name in _KEYWORDS if name in schema and name != keyword}
         shapes, nullable = [], False
         for index, each in enumerate(schema[keyword]):
-            if isinstance(each, dict) and each.get("type") == "null":
+            if isinstance(each, dict) and self._types(each) == {"null"}:
                 nullable = True
                 continue
             both = {**rest, **each} if isinstance(each, dict) and "$ref" not in each else each
@@ -275,7 +308,7 @@ class _Reader:
         kinds = types - {"null"}
         if kinds == {"integer", "number"}:
             kinds = {"number"}
-        if len(kinds) != 1:
+        if len(kinds) != 1 or "any" in kinds:  # of draft 3
             return Shape(Kind.TEXT, nullable)
         kind = next(iter(kinds))
         if kind == "object":
@@ -334,6 +367,21 @@ class _Reader:
         if "properties" in schema or "additionalProperties" in schema:
             return {"object"}
         return {"array"} if "items" in schema else set()
+
+
+def _combines(contents: Any) -> bool:
+    """Returns whether keywords beside ``$ref`` count in a schema, which depends on its draft."""
+    return _specification(contents).name in ("draft2019-09", "draft2020-12")
+
+
+def _looked_up(resolver: Any, name: Any) -> Any | None:
+    """Returns what a reference leads to; None if it leads nowhere."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        return resolver.lookup(name)
+    except Unresolvable:
+        return None
 
 
 def _type_of(value: Any) -> str:

@@ -31,10 +31,11 @@ from kafka_eos_source.registry.protobuf_program import (
 )
 from kafka_eos_source.registry.protobuf_schema import (
     check_readable,
-    compile_schema,
     find_message,
     list_messages,
     message_at,
+    number_of,
+    numbered_message,
     path_of,
 )
 from kafka_eos_source.registry.protobuf_tree import (
@@ -48,17 +49,28 @@ from kafka_eos_source.registry.protobuf_tree import (
     time_text,
 )
 
-__all__ = ["arrow_type", "decoder", "encoder", "message_path", "schema_for"]
+__all__ = [
+    "arrow_type",
+    "decoder",
+    "encoder",
+    "message_number",
+    "message_path",
+    "schema_for",
+]
 
 
 def decoder(
-    writer: Schema, message_path: tuple[int, ...], reader: Schema | None = None, message: str | None = None
+    writer: Schema,
+    message_path: tuple[int, ...] | int,
+    reader: Schema | None = None,
+    message: str | None = None,
 ) -> Decoder:
     """Returns a decoder of the messages that were written with a schema.
 
     Args:
         writer: the schema with which they were written.
-        message_path: the message in that schema, as their frame tells it.
+        message_path: the message in that schema, as their frame tells it: a path (Confluent), or a number
+            (Glue).
         reader: the schema that decides the type of the column. Fields that the writer does not have are null
             or have their default, and fields that the reader does not have are skipped.
         message: the message of the reader; without it, its only one at the top level.
@@ -67,8 +79,12 @@ def decoder(
         InvalidSchemaError: if a schema or the message is not usable, the records are messages of another
             type, or the reader would change values.
     """
-    written = message_at(writer, message_path)
-    if reader is None:
+    found = None if reader is None else _message(reader, message)
+    if isinstance(message_path, int):
+        written = numbered_message(writer, message_path)
+    else:
+        written = message_at(writer, message_path, None if found is None else found.name)
+    if found is None:
         if message is not None and message not in (written.full_name, written.name):
             raise InvalidSchemaError(
                 f"the records are messages of type {written.full_name}, but {message!r} is expected",
@@ -76,13 +92,12 @@ def decoder(
             )
         found = written
     else:
-        found = _message(reader, message)
         if written.name != found.name:  # packages may differ; fields of another type share numbers by chance
             raise InvalidSchemaError(
                 f"the records are messages of type {written.full_name}, but {found.full_name} is expected",
                 fix="keep records of other types out of the topic, or set them aside with onInvalidRecord",
             )
-        check_readable(written, found)
+        return MessageDecoder(build_tree(found), kernel(), check_readable(written, found))
     return MessageDecoder(build_tree(found), kernel())
 
 
@@ -97,7 +112,12 @@ def encoder(schema: Schema, values: pa.DataType, message: str | None = None) -> 
 
 def message_path(schema: Schema, message: str | None = None) -> tuple[int, ...]:
     """Returns the path of a message as Confluent's frame stores it; without a name, of the only message."""
-    return path_of(_message(schema, message))
+    return path_of(schema, _message(schema, message))
+
+
+def message_number(schema: Schema, message: str | None = None) -> int:
+    """Returns the number of a message as Glue's frame stores it; without a name, of the only message."""
+    return number_of(_message(schema, message))
 
 
 def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:
@@ -108,7 +128,7 @@ def arrow_type(schema: Schema, message: str | None = None) -> pa.StructType:
 def _message(schema: Schema, name: str | None) -> Any:
     if name is not None:
         return find_message(schema, name)
-    messages = list_messages(compile_schema(schema))
+    messages = list_messages(schema)
     outer = [each for each in messages if each.containing_type is None]
     if len(outer) != 1:
         raise InvalidSchemaError(
@@ -146,12 +166,13 @@ class MessageDecoder:
     Args:
         root: the tree of the message.
         kernel: the loaded library.
+        narrowed: fields whose values must be checked (see `compile_tree`).
     """
 
-    def __init__(self, root: Message, kernel: ProtobufKernel) -> None:
+    def __init__(self, root: Message, kernel: ProtobufKernel, narrowed: frozenset[str] = frozenset()) -> None:
         self._root = root
         self._kernel = kernel
-        self._program = compile_tree(root)
+        self._program = compile_tree(root, narrowed)
         self._tables = tables(self._program)
         self._used = (self._tables, self._program)  # a result refers to both
         self._type = root.arrow_type
@@ -400,6 +421,7 @@ _REASONS = {
     6: "the string is not UTF-8",
     9: "the required field is missing",
     11: "the value has {detail} bytes, fewer than its frame",
+    14: "the number does not fit into the type of the reader's schema",
 }
 
 

@@ -79,7 +79,7 @@ WIRE_TYPES = {
 }
 
 #: Readers of native/protobuf.c.
-_ONE_NUMBER, _NUMBERS, _TEXT, _OTHER, _ELEMENTS, _ENTRIES = range(6)
+_ONE_NUMBER, _NUMBERS, _TEXT, _OTHER, _ELEMENTS, _ENTRIES, _NARROWED_NUMBER, _NARROWED_NUMBERS = range(8)
 
 _DENSE_NUMBERS = 1024
 _OFFSET_BYTES, _DECIMAL_BYTES, _DIGITS_OF_INT32 = 4, 16, 11
@@ -131,13 +131,20 @@ class Program:
     constants: npt.NDArray[np.uint8]
 
 
-def compile_tree(root: Message) -> Program:
-    """Returns the program of a message."""
-    return _Compiler(root).program()
+def compile_tree(root: Message, narrowed: frozenset[str] = frozenset()) -> Program:
+    """Returns the program of a message.
+
+    Args:
+        root: the tree of the message.
+        narrowed: full names of the fields that the writer has with a type of more values. A row with another
+            value is an error.
+    """
+    return _Compiler(root, narrowed).program()
 
 
 class _Compiler:
-    def __init__(self, root: Message) -> None:
+    def __init__(self, root: Message, narrowed: frozenset[str]) -> None:
+        self._narrowed = narrowed
         self._fields: list[dict[str, int]] = []
         self._messages: list[dict[str, int]] = []
         self._slots: list[Slot] = []
@@ -223,7 +230,7 @@ class _Compiler:
         )
         row = dict.fromkeys(FIELD, -1) | {"number": field.number, "kind": field.kind, "flags": flags}
         row |= {"frame": frame, "parent": parent, "extra_bytes": _extra_bytes(field)}
-        row |= {"tag": _tag(field), "reader": _reader(field)}
+        row |= {"tag": _tag(field), "reader": _reader(field, field.descriptor.full_name in self._narrowed)}
         if field.oneof is not None:
             row["oneof"] = oneofs[field.oneof]
         if field.is_closed_enum:
@@ -257,12 +264,14 @@ def _tag(field: Field) -> int:
     return tag - (1 << 32) if tag >> 31 else tag
 
 
-def _reader(field: Field) -> int:
+def _reader(field: Field, is_narrowed: bool) -> int:
     """Returns how native/protobuf.c reads a field."""
     if field.is_map:
         return _ENTRIES
     if WIRE_TYPES.get(field.kind, VARINT) in (LEN, START_GROUP):
         return _ELEMENTS if field.is_repeated else _TEXT if field.kind in _VARIABLE else _OTHER
+    if is_narrowed:
+        return _NARROWED_NUMBERS if field.is_repeated else _NARROWED_NUMBER
     return _NUMBERS if field.is_repeated else _ONE_NUMBER
 
 

@@ -13,9 +13,11 @@ record, for which the options for bad records decide, or about the whole task::
     the schema has an unknown format, or another one than the reader's  the record's
     the schema cannot be compiled, or does not fit the reader schema    the record's
     compiling the schema takes too many steps, or protoc too long       the record's
+    a compressed payload is damaged, or takes more than `MOST_BYTES`    the record's
     compiling, or decoding a payload, raises any other exception        the record's, and a warning is logged
-    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429  the task's: RegistryUnavailableError
-    the registry refuses the login (401, 403)                           the task's: AuthorizationError
+    the registry cannot be reached, or answers HTTP 5xx, 408, 425, 429, the task's: RegistryUnavailableError
+    or AWS throttles the request
+    the registry refuses the login (401, 403), or AWS the action        the task's: AuthorizationError
     the answer is not that of a registry (HTML, wrong types, 404        the task's: OperatorError
     without a code)
     a library or protoc is missing, or the machine ends protoc          the task's
@@ -39,7 +41,7 @@ import pyarrow as pa
 from kafka_eos_source.documents.converted import MOST_BYTES, Converted, slices
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.kafka.schema_registry import SchemaId
-from kafka_eos_source.registry import codec
+from kafka_eos_source.registry import codec, glue
 from kafka_eos_source.registry.catalog import UnknownId, catalog
 from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.frames import Frame, Framed, Messages, Naming, Rows, frame_prefix
@@ -50,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 #: Errors of the machine or of this package, and never of a record.
 _OF_TASK = (KafkaEosError, MemoryError, OSError, ImportError)
+#: Schema id, and path or number of the message type.
+_Place = tuple[SchemaId, tuple[int, ...] | int]
 #: The most characters of the error of one row. Schemas of others can be large, and so can be what is wrong.
 MOST_CHARACTERS = 1_000
 #: How many decoders a process keeps for each column: each record can name a schema, and a message in it.
@@ -104,10 +108,13 @@ class Decoding:
         Raises:
             RegistryUnavailableError: if a writer schema is not cached, and the registry does not answer.
         """
-        while (found := self._decode(Framed.of(column, headers, self.naming), most_bytes)) is None:
-            half = len(column) // 2
+        while True:
+            framed = Framed.of(column, headers, self.naming, most_bytes)
+            found = self._decode(framed, most_bytes)
+            if found is not None:
+                return found
+            half = len(framed.messages.column) // 2
             column, headers = column.slice(0, half), None if headers is None else headers.slice(0, half)
-        return found
 
     def _decode(self, framed: Framed, most_bytes: int) -> Converted | None:
         groups, errors = framed.frames()
@@ -139,7 +146,10 @@ class Decoding:
         return self._in_order(framed.messages, known, errors, most_bytes)
 
     def _decoder(
-        self, decoders: dict[tuple[SchemaId, tuple[int, ...]], Decoder | str], frame: Frame, writer: Schema
+        self,
+        decoders: dict[tuple[SchemaId, tuple[int, ...] | int], Decoder | str],
+        frame: Frame,
+        writer: Schema,
     ) -> Decoder | str:
         """Returns the decoder of a frame, which is kept; text if its schema does not fit the reader's."""
         place = (frame.schema_id, frame.path)
@@ -222,7 +232,7 @@ class Decoding:
 
 
 #: Decoders of this process: by what is decoded, then by schema id and path.
-_decoders: dict[tuple[object, ...], dict[tuple[SchemaId, tuple[int, ...]], Decoder | str]] = {}
+_decoders: dict[tuple[object, ...], dict[_Place, Decoder | str]] = {}
 
 
 def foreign_decoder(
@@ -338,17 +348,24 @@ class Encoding:
         schema: the schema.
         message: full name of the message type in a Protobuf schema; None = its first.
         header: name of the header that names the schema; None = its id is in front of each payload.
+        glue_compression: ``none`` or ``zlib`` for the form of AWS Glue; None for Confluent's.
     """
 
     schema_id: SchemaId
     schema: Schema
     message: str | None = None
     header: str | None = None
+    glue_compression: str | None = None
 
     @property
     def name(self) -> bytes:
         """What names the schema, and the message in it."""
-        return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
+        if self.glue_compression is None:
+            return frame_prefix(self.schema_id, codec.message_path(self.schema, self.message))
+        name = glue.header(self.schema_id, self.glue_compression)
+        if self.schema.format != "PROTOBUF":
+            return name
+        return name + codec.varint(codec.message_number(self.schema, self.message))
 
     def slices(self, values: pa.Array) -> Iterator[Converted]:
         """Encodes values slice by slice. Raises the errors of `encode`."""
@@ -368,7 +385,11 @@ class Encoding:
             prefix = self.name if self.header is None else b""
             known = _encoders[key] = (codec.encoder(self.schema, values.type, self.message), prefix)
         encoder, prefix = known
-        return encoder.encode(values, prefix, most_bytes)
+        if self.glue_compression != "zlib":
+            return encoder.encode(values, prefix, most_bytes)
+        header, number = prefix[: glue.HEADER_BYTES], prefix[glue.HEADER_BYTES :]
+        found = encoder.encode(values, number, most_bytes)
+        return Converted(glue.compressed(found.values, header), found.errors)
 
 
 #: Encoders of this process, and the frame of their messages.

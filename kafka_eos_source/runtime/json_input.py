@@ -5,6 +5,7 @@ No other module of the package parses JSON, except `documents.decode`, for docum
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import json
@@ -92,6 +93,7 @@ def typed_parser(expected: Any) -> Callable[[bytes], Any]:
     def parse(document: bytes) -> Any:
         try:
             if not document.isascii():
+                document = document.removeprefix(codecs.BOM_UTF8)
                 document.decode()  # msgspec does not look at the characters of a text that it skips
             if _has_too_many_levels(document):
                 raise _too_deep()

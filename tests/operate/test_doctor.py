@@ -32,7 +32,7 @@ from kafka_eos_source.operate.doctor.finding import Finding, Repair, Severity, e
 from kafka_eos_source.operate.rights import QUERY, Names, Need, needs
 from kafka_eos_source.operate.shared import ExitCode
 from kafka_eos_source.runtime.deadline import Deadline
-from tests.support import registry_server
+from tests.support import glue_server, registry_server
 from tests.support.json_shapes import mismatches
 from tests.support.mock_cluster import MockCluster
 
@@ -705,3 +705,18 @@ def test_the_schema_registry_is_checked_if_it_is_named() -> None:
         assert refused.exit_code == ExitCode.NEEDS_A_PERSON
         assert "refuses access to the list of subjects" in " ".join(refused.output.split())
         assert "secret1" not in refused.output
+
+
+def test_aws_glue_is_checked_with_the_right_that_a_query_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    glue_server.log_in(monkeypatch)
+    with glue_server.running() as server:
+        arguments = ["doctor", "--check", "registry", "--registry", server.options["url"], "--timeout", "1s"]
+        for name in ("region", "endpoint"):
+            arguments += ["--registry-option", f"{name}={server.options[name]}"]
+        answer = CliRunner().invoke(main, arguments)
+        assert answer.exit_code == ExitCode.DONE, answer.output
+        assert "AWS Glue (registry 'default-registry' in eu-central-1) answers" in answer.output
+        server.denied = {"GetSchemaVersion"}
+        refused = CliRunner().invoke(main, arguments)
+        assert refused.exit_code == ExitCode.NEEDS_A_PERSON
+        assert "glue:GetSchemaVersion" in refused.output

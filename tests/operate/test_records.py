@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from kafka_eos_source.operate.records import (
 from kafka_eos_source.operate.topics import source_partitions
 from kafka_eos_source.protocol.token import Mark, ShardProgress, Token
 from kafka_eos_source.registry.frames import frame_prefix
-from tests.support import registry_server
+from tests.support import glue_server, registry_server
 
 TP = TopicPartition("t", 1)
 
@@ -195,6 +196,22 @@ def test_tail_decodes_records_of_a_registry_and_leaves_others_as_they_are() -> N
     assert [each.value for each in found] == [text, *values[1:]]
     assert {each.key for each in found} == {text}
     assert [each.value for each in in_header] == [text, framed[5:]]
+
+
+def test_tail_decodes_records_of_aws_glue(monkeypatch: pytest.MonkeyPatch) -> None:
+    glue_server.log_in(monkeypatch)
+    with glue_server.running() as server:
+        version = server.add("t", FLIGHT)
+        payload = b"\x04AA\x02\xff"
+        values = [
+            b"\3\0" + version.bytes + payload,
+            b"\3\5" + version.bytes + zlib.compress(payload),
+            b"plain",
+            b"\3\5" + version.bytes + b"damaged",
+        ]
+        records = [TopicRecord(TP, at, None, None, each) for at, each in enumerate(values)]
+        found = decoded(records, server.options)
+    assert [each.value for each in found] == [b'{"carrier": "AA", "raw": "/w=="}'] * 2 + values[2:]
 
 
 @pytest.mark.parametrize("type_", ["timestamp-millis", "timestamp-micros", "local-timestamp-micros"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.errors import InvalidSchemaError
 from kafka_eos_source.registry.avro import decoder
-from kafka_eos_source.registry.codec import Reference, Schema
+from kafka_eos_source.registry.codec import Schema
 from tests.registry.avro_kit import decode, error, one, record
 from tests.registry.avro_model import (
     EXAMPLES,
@@ -305,15 +305,12 @@ def test_schemas_that_do_not_match(writer: Any, reader: Any, message: str) -> No
         ),
         ('{"type": "record", "name": "R", "fields": [{"name": "a"}]}', "a field without a name or type"),
         ('["int", "int"]', "has a type twice"),
-        ("[]", "is empty"),
         ('{"type": "fixed", "name": "F", "size": -1}', "has size -1"),
         ('{"type": "enum", "name": "E", "symbols": ["A", "A"]}', "expected different strings"),
-        ('{"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}', "default 'B' of enum 'E'"),
         ('{"type": "record", "name": "R"}', "record 'R' has no list of fields"),
         ('{"type": "array"}', "None is not a type"),
         ("7", "7 is not a type"),
         ('{"type": "record", "name": "R", "aliases": 5, "fields": []}', "'R' has aliases 5: expected a list"),
-        ('{"type": "record", "name": "R", "namespace": 7, "fields": []}', "'R' has namespace 7"),
         ("[" * 5000 + "]" * 5000, "nested more than"),
     ],
 )
@@ -325,9 +322,3 @@ def test_schemas_that_are_not_valid(text: str, message: str) -> None:
 def test_a_schema_of_another_format() -> None:
     with pytest.raises(InvalidSchemaError, match="format PROTOBUF"):
         decoder(Schema("PROTOBUF", 'syntax = "proto3";'))
-
-
-def test_a_reference_that_defines_another_name() -> None:
-    other = Reference("a.B", schema_of(record(name="C")))
-    with pytest.raises(InvalidSchemaError, match=r"referenced as 'a\.B' defines no type of that name"):
-        decoder(schema_of("int", other))

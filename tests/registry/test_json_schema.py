@@ -142,7 +142,6 @@ def test_a_schema_inside_itself_is_json_text() -> None:
         ("[]", "is not a JSON Schema"),
         ('{"$ref": "other.json"}', "refers to 'other.json', which is not among"),
         ('{"$ref": "#/definitions/x"}', "refers to '#/definitions/x'"),
-        ('{"$dynamicRef": "#x"}', r"uses \$dynamicRef"),
         ('{"type": "money"}', "unknown type 'money'"),
         ('{"properties": {"a": 5}}', "properties/a of the JSON Schema is not a schema"),
     ],

@@ -558,12 +558,11 @@ def test_values_are_encoded_with_the_frame_of_their_schema(text_codec: None) -> 
         ({"topic": "t", "is_key": True}, "t-key"),
         ({"record": "n.R"}, "n.R"),
         ({"topic": "t", "record": "n.R"}, "t-n.R"),
-        ({"subject": "s"}, "s"),
         ({}, None),
     ],
 )
 def test_the_subject_follows_from_what_is_given(given: dict[str, Any], expected: str | None) -> None:
-    arguments: dict[str, Any] = {"topic": None, "record": None, "subject": None, "is_key": False}
+    arguments: dict[str, Any] = {"topic": None, "record": None, "is_key": False}
     assert subject_name(**{**arguments, **given}) == expected
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import uuid
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from kafka_eos_source.kafka.schema_registry import SchemaId
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import RegistrySchema
@@ -36,6 +39,7 @@ class Case:
         valid: payloads of valid records, without frame.
         strange: payloads of values at and beyond the limits of their types, valid or not.
         prefix: what stands between the schema id and the payload.
+        is_glue: whether records have the form of AWS Glue, and some are compressed.
     """
 
     name: str
@@ -44,11 +48,12 @@ class Case:
     strange: Sequence[bytes] = field(repr=False)
     prefix: bytes = b""
     message: str | None = None
+    is_glue: bool = False
 
     @property
     def registry(self) -> dict[str, str]:
         """Options of a registry in memory that has the schemas of all cases."""
-        options = {"url": f"memory:{self.name}"}
+        options = {"url": f"{'glue://' if self.is_glue else 'memory:'}{self.name}"}
         key = tuple(sorted(options.items()))
         if key not in catalogs._catalogs:
             catalogs._catalogs[key] = _Catalog(options, self.schema)
@@ -60,7 +65,11 @@ class Case:
 
     def framed(self, payload: bytes, schema_id: int = READER) -> bytes:
         """Returns the value of a record in Kafka."""
-        return b"\0" + schema_id.to_bytes(4, "big") + self.prefix + payload
+        if not self.is_glue:
+            return b"\0" + schema_id.to_bytes(4, "big") + self.prefix + payload
+        body = self.prefix + payload
+        version = uuid.UUID(int=schema_id).bytes
+        return b"\3\5" + version + zlib.compress(body) if len(body) % 2 else b"\3\0" + version + body
 
 
 class _Catalog(catalogs.Catalog):
@@ -71,8 +80,8 @@ class _Catalog(catalogs.Catalog):
         others = [_AVRO, _OTHER_AVRO, _PROTOBUF, Schema("JSON", '{"type":"integer"}'), Schema("AVRO", "[[[")]
         self._all = {READER: reader, **dict(enumerate(others, OTHERS))}
 
-    def of_ids(self, ids: Iterable[int]) -> dict[int, Schema | str]:
-        return {each: self._all.get(each, f"schema id {each} is not known") for each in ids}
+    def of_ids(self, ids: Iterable[SchemaId]) -> dict[SchemaId, Schema | str]:
+        return {each: self._all.get(int(each), f"schema id {each} is not known") for each in ids}
 
 
 # -- JSON Schema ---------------------------------------------------------------------------------
@@ -389,12 +398,13 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """Returns a case for each format, and for each of the two parsers of JSON."""
+    """Returns a case for each format, for each of the two parsers of JSON, and for compressed records."""
     avro = _avro_payload()
     return (
         Case("json", Schema("JSON", json.dumps(_JSON_SCHEMA)), _JSON_VALID, JSON_DOCUMENTS),
         Case("json-arrow", _without("any", "map", "times"), _JSON_VALID, JSON_DOCUMENTS),
         Case("avro", _AVRO, (avro,), AVRO_PAYLOADS),
+        Case("avro-glue", _AVRO, (avro,), AVRO_PAYLOADS, is_glue=True),
         Case("protobuf", _PROTOBUF, (tagged(1, 5) + tagged(5, b"a"), b""), PROTOBUF_PAYLOADS, b"\0", "M"),
     )
 

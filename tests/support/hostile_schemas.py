@@ -274,26 +274,48 @@ ATTACKS: dict[str, tuple[Callable[[], Schema], str | None]] = {
         lambda: avro(("r", record("S", ("l", {"type": "array", "items": "S"})))),
         "does not fit",
     ),
+    "avro: 2,000 records in each other by name, each before its definition": (
+        lambda: avro(*chain(2000)[::-1]),
+        "nested",
+    ),
+    "avro: 10,000 definitions of one type": (
+        lambda: avro(*((f"f{n}", record("T", ("v", "int"), ("t", ["null", "T"]))) for n in range(10_000))),
+        None,
+    ),
+    "avro: comments without an end": (lambda: Schema("AVRO", "/*" * 1_000_000), "read as JSON"),
     "avro: references that refer to each other": (
         lambda: lattice("AVRO", 22, lambda n: json.dumps({**record(f"f{n}.proto"), "name": f"f{n}.proto"})),
         None,
     ),
     "protobuf: references that are file and folder": (
         lambda: proto(references=imports("a", "a/b.proto")),
-        "also the folder",
+        None,
     ),
     "protobuf: a name of 300 characters": (
         lambda: proto(references=imports("n" * 300)),
-        "not a relative path",
+        None,
     ),
     "protobuf: a name of 100 folders": (
         lambda: proto(references=imports("/".join(["n" * 200] * 100))),
-        "not a relative path",
+        None,
     ),
     **{
-        f"protobuf: the name {name!r}": (partial(_importing, name), "not a relative path")
+        f"protobuf: the name {name!r}": (partial(_importing, name), None)
         for name in ("../x", "/etc/x", "a/../x", "a//b", "./a", "a\0b", "\ud800", "", ".", "a\nb", "C:x")
     },
+    "protobuf: 10,000 fields with options that only Java's client reads": (
+        lambda: proto(" ".join(f"int32 f{n} = {n + 2} [(x) = {{}}];" for n in range(10_000))),
+        None,
+    ),
+    "protobuf: brackets without an end": (lambda: proto("[" * 100_000), "protoc refuses"),
+    "protobuf: entries of maps that are none": (
+        lambda: proto("repeated E r = 2;", "message E { option map_entry = true; E e = 1; double v = 2; }"),
+        "do not fit together",
+    ),
+    "protobuf: entries of maps without fields": (
+        lambda: proto("repeated E r = 2;", "message E { option map_entry = true; }"),
+        None,
+    ),
     "protobuf: 20 files that refer to each other": (
         lambda: lattice(
             "PROTOBUF",
@@ -328,7 +350,7 @@ ATTACKS: dict[str, tuple[Callable[[], Schema], str | None]] = {
     ),
     "protobuf: a serialized file with imports that break out of the text": (
         lambda: Schema("PROTOBUF", _serialized(['x"; message Q {} import "y'])),
-        "not a relative path",
+        "leads to no message",
     ),
     "protobuf: a serialized file that is damaged": (lambda: Schema("PROTOBUF", "////"), None),
     "protobuf: types of Google with other contents": (

@@ -72,7 +72,8 @@ class Server:
             if not same and len(steps) < 3:
                 return 404, {"error_code": 40403, "message": "Schema not found"}
             if not same:
-                number = self.add(subject, body["schema"], body.get("schemaType", "AVRO"))
+                kind, references = body.get("schemaType", "AVRO"), body.get("references")
+                number = self.add(subject, body["schema"], kind, references)
                 same = [(number, len(self.subjects[subject]))]
             number, version = same[0]
             return 200, self._with_guid(number, {"id": number, "version": version, "subject": subject})

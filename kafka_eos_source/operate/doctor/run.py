@@ -19,13 +19,14 @@ from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
 from kafka_eos_source.kafka.admin import SourceAdmin
 from kafka_eos_source.kafka.config import admin_config
 from kafka_eos_source.kafka.health import Rights, layout
-from kafka_eos_source.kafka.schema_registry import RETRY_TIMEOUT, SchemaRegistry
+from kafka_eos_source.kafka.schema_registry import RETRY_TIMEOUT
 from kafka_eos_source.kafka.topic_admin import TopicAdmin
 from kafka_eos_source.operate.doctor import cluster, executors, machine
 from kafka_eos_source.operate.doctor.finding import Finding, Repair, failure, ok
 from kafka_eos_source.operate.inspection import Inspection, inspect
 from kafka_eos_source.operate.rights import names_of
 from kafka_eos_source.operate.shared import Target, open_reader
+from kafka_eos_source.registry.catalog import registry_client
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.spark import class_archive
 from kafka_eos_source.spark.session import local_checkpoints, recommended_settings
@@ -122,11 +123,11 @@ def diagnose(patient: Patient, deadline: Deadline) -> Iterator[Finding]:
 def registry(options: Mapping[str, str], deadline: Deadline) -> Finding:
     """Checks that the schema registry answers and accepts the credentials."""
     try:
-        client = SchemaRegistry({RETRY_TIMEOUT: deadline.budget_seconds * 1000, **options})
+        client = registry_client({RETRY_TIMEOUT: deadline.budget_seconds * 1000, **options})
         client.answers()
     except KafkaEosError as error:
         return failure("registry", error, "a query asks it for schemas when it starts, and for each new id")
-    return ok("registry", f"the schema registry {client.url} answers")
+    return ok("registry", f"{client.name} answers")
 
 
 def repair(findings: Collection[Finding], before: Callable[[Repair], None]) -> Iterator[tuple[Repair, str]]:
