@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
 
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source import custom, sink_options
+from kafka_eos_source import custom, record_origin, sink_options
+from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.filesystem import committed_files
 
@@ -130,3 +132,52 @@ def test_a_query_without_an_output_topic_and_with_a_sink_as_an_object(
         for line in Path(file).read_text().splitlines()
     ]
     assert sorted(found) == [f'{{"text":"{row}","offset":{int(row)}}}' for row in rows(0, 30)]
+
+
+def test_a_row_that_a_sink_refuses_leaves_all_sinks_of_a_query_without_an_output_topic(
+    spark: SparkSession, broker: str, topic: Callable[..., str], checkpoint: str, tmp_path: Path
+) -> None:
+    """First the query stops with an error that names the record; then it goes on with dead letters."""
+    source, dead = topic(1), topic(1)
+    produce(broker, source, rows(0, 30))
+    frame = spark.readStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+    frame = frame.option("subscribe", source).option("startingOffsets", "earliest").load()
+    archive, database = str(tmp_path / "archive"), tmp_path / "warehouse.db"
+    sinks = {
+        "sinks": "archive,picky",
+        "sink.archive.type": "filesystem",
+        "sink.archive.path": archive,
+        "sink.picky.type": "integration.chaos.picky:Picky",
+        "sink.picky.url": f"sqlite:///{database}",
+        "sink.picky.table": "orders",
+        "sink.picky.columns": "value",
+    }
+
+    def run(**options: str) -> None:
+        written = frame.select("value", col("offset").alias("number"), record_origin())
+        writer = written.writeStream.format("kafka-eos").option("kafka.bootstrap.servers", broker)
+        writer = writer.option("checkpointLocation", checkpoint).options(**sinks, **options)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    frame = frame.where("CAST(value AS STRING) NOT LIKE '%5'")
+    with pytest.raises(
+        StreamingQueryException, match=r"sink 'picky' refuses 6 of 27 rows of batch 0"
+    ) as refused:
+        run()
+    assert f"column 'value': bad luck (made from the record of topic {source}, partition 0, offset 3)" in str(
+        refused.value
+    )
+    assert not committed_files(archive)
+    run(**{"onInvalidRecord": "dead-letter", "deadLetter.topic": dead})
+    good = [row for row in rows(0, 30) if row[-1] not in "359"]
+    files = [pq.ParquetFile(file).read() for file in committed_files(archive)]
+    assert sorted(value.decode() for table in files for value in table["value"].to_pylist()) == good
+    with sqlite3.connect(database) as connection:
+        assert sorted(value.decode() for (value,) in connection.execute("SELECT value FROM orders")) == good
+    letters = read_back(broker, dead)
+    for letter in letters:
+        about, row = DeadLetter.parse(letter.headers or ()), json.loads(letter.value or b"")
+        assert (letter.key, about.error, about.sink) == (None, "RefusedBySink", "picky")
+        assert (about.origin_topic, about.origin_offset, about.target_topic) == (source, row["number"], None)
+    found = sorted(json.loads(letter.value or b"")["number"] for letter in letters)
+    assert found == [3, 9, 13, 19, 23, 29]

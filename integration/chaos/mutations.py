@@ -33,6 +33,7 @@ from kafka_eos_source.runtime import failpoints, folders
 from kafka_eos_source.sinks import filesystem_layout, manifest
 from kafka_eos_source.stage import files, rows
 from kafka_eos_source.stage.parts import StagedRows
+from kafka_eos_source.stage.task import StagedTask, Staging
 from kafka_eos_source.state.changelog.restore import _Chunk
 from kafka_eos_source.state.encoding.describe import META_KEY, Description
 from kafka_eos_source.state.model import StateAccess
@@ -138,12 +139,22 @@ def _no_report_check() -> None:
 
 def _no_dead_letters() -> None:
     """Leaves the tasks' dead letters out of the batch that the driver commits."""
-    sink.staged_parts = lambda messages: [each.part for each in messages if each.part is not None]
+    StagedTask.parts = property(lambda self: (self.part,))  # type: ignore[method-assign,assignment]
 
 
 def _no_bad_records() -> None:
     """Takes no bad records out of packets."""
     rows._take_bad = lambda *_: None
+
+
+def _refused_rows_stay_for_kafka() -> None:
+    """Takes rows that a sink refuses out of the sinks only."""
+    again = Staging.again
+
+    def for_sinks_only(self: Staging, before: StagedTask, refused: Any) -> StagedTask:
+        return replace(again(self, before, refused), part=before.part)
+
+    Staging.again = for_sinks_only  # type: ignore[method-assign]
 
 
 def _no_packet_check() -> None:
@@ -156,10 +167,11 @@ def _dead_letters_at_once() -> None:
     commit = sink.StagedSink.commit_micro_batch
 
     def send_then_commit(self: Any, messages: Any, batch_id: int) -> None:
-        parts = [each.dead_letters for each in messages if each.dead_letters is not None]
+        parts = [part for each in messages for part in each.staged.dead_letters]
         staged = StagedRows(self.folder, str(batch_id), parts)
         at_least_once.produce(replace(self.options, topic=None), staged.batches())
-        commit(self, [replace(each, dead_letters=None) for each in messages], batch_id)
+        without = [replace(each, staged=replace(each.staged, dead_letters=())) for each in messages]
+        commit(self, without, batch_id)
 
     sink.StagedSink.commit_micro_batch = send_then_commit  # type: ignore[method-assign]
 
@@ -454,6 +466,7 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "report check": _no_report_check,
     "commit dead letters": _no_dead_letters,
     "unpack bad records": _no_bad_records,
+    "stage again for Kafka": _refused_rows_stay_for_kafka,
     "packet check": _no_packet_check,
     "dead letters in the transaction": _dead_letters_at_once,
     "replay offsets in the transaction": _replay_offsets_afterwards,

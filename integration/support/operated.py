@@ -23,6 +23,7 @@ from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.staging import stage
+from kafka_eos_source.stage.task import StagedTask
 
 
 class Query:
@@ -54,7 +55,7 @@ class Query:
         batch = pa.record_batch({"value": pa.array([value.encode() for value in staged])})
         part = stage([batch], batch.schema, folder=None, batch="", inline_bytes=0, topic=self.sink)
         folder = StagingFolder.at(f"{self.checkpoint}/kafka-eos/staging")
-        return micro_batch.commit_micro_batch(options, folder, [part], batch_id).step
+        return micro_batch.commit_micro_batch(options, folder, [StagedTask(part)], batch_id).step
 
     def run(self, batch_id: int, first: int, end: int) -> None:
         """Runs one batch, from its records in the source to Spark's commit log."""

@@ -10,7 +10,8 @@ The rules, explained in `docs/guarantees.md`:
   and the token shows whether Kafka committed.
 * If a producer is fenced once, the token shows why. If it is fenced twice, another driver is running.
 * Sinks outside Kafka prepare before the transaction begins, and commit after Kafka has committed
-  (`commit.two_phase`).
+  (`commit.two_phase`). If one refuses rows, the batch is staged again without them, and the commit begins
+  again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kafka_eos_source.commit.request import (
     CommitRequest,
     Decision,
     ProducerSession,
+    Restage,
     StagedBatch,
     earliest_due,
 )
@@ -41,7 +43,7 @@ from kafka_eos_source.commit.steps import (
     Progress,
 )
 from kafka_eos_source.commit.transaction import Transaction
-from kafka_eos_source.commit.two_phase import Sinks
+from kafka_eos_source.commit.two_phase import Refusal, Sinks
 from kafka_eos_source.commit.verdict import Verdict
 from kafka_eos_source.errors import (
     AbortableError,
@@ -51,6 +53,7 @@ from kafka_eos_source.errors import (
     OutcomeUnknownError,
     RestartQueryError,
     RetriableError,
+    SinkFailedError,
     SinkRetryableError,
     SinkUnavailableError,
     StateLostError,
@@ -66,6 +69,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+#: A sink may refuse rows of one batch so often. It names all of them at once, so a second time is rare.
+_MOST_REFUSALS = 5
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Commit:
         request, staged, clients, session, deadline, sinks, identity_file: see `CommitContext`. Without sinks,
             the batch writes only to Kafka.
         trace: measures the commit; None = nobody looks at the figures.
+        restage: see `CommitContext`.
         sleep: pauses between two tries; tests replace it.
     """
 
@@ -106,6 +112,7 @@ class Commit:
         identity_file: IdentityFile | None = None,
         trace: Trace | None = None,
         *,
+        restage: Restage | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._trace = Trace() if trace is None else trace
@@ -117,9 +124,15 @@ class Commit:
             deadline,
             Sinks() if sinks is None else sinks,
             identity_file,
+            restage,
         )
         self._progress = Progress(trace=self._trace)
         self._sleep = sleep
+
+    @property
+    def rows(self) -> int:
+        """Number of records that the batch writes. Rows that a sink refuses do not count."""
+        return self._context.staged.rows
 
     def run(self) -> Result:
         """Commits the batch, and retries until the deadline.
@@ -130,14 +143,15 @@ class Commit:
                 the batch finds out.
             OperatorError: if the batch is refused, or retries did not help in time.
         """
-        deadline = self._context.deadline
-        pauses = Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
+        pauses = self._pauses()
         self._trace.enter(Step.OPEN)
         while True:
             try:
                 result = self._try()
                 if result is not None:
                     return result
+                if self._progress.step is Step.RESTAGE:
+                    pauses = self._pauses()
                 self._progress.move(Step.OPEN)
             except (OvertakenError, OutcomeLostError) as error:
                 self._end_try()
@@ -151,18 +165,23 @@ class Commit:
                 pauses.wait()
                 if pauses.expired:
                     # another try would fail at once, with a less helpful error than this one
-                    raise (self._progress.unknown or _out_of_time(error, deadline)) from error
+                    raise (self._progress.unknown or _out_of_time(error, self._context.deadline)) from error
                 self._trace.happened(EventKind.RETRIED, error.message)
                 self._progress.move(Step.OPEN)
             except BaseException:
                 self._end_try()
                 raise
 
+    def _pauses(self) -> Pauses:
+        deadline = self._context.deadline
+        return Pauses(deadline, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, sleep=self._sleep)
+
     def _try(self) -> Result | None:
         """Tries to commit the batch once.
 
         Returns:
-            None if it committed the genesis token, and the batch itself comes next.
+            None if it committed the genesis token, or staged the batch again, and the batch itself comes
+            next.
         """
         # 1. Take ownership and decide. Crash here ⇒ nothing has happened.
         decision = reuse_producer(self._context, self._progress)
@@ -237,8 +256,12 @@ class Commit:
                 fix="restart the query a minute later; its tasks then encode the batch again.",
             ) from fewer
 
-    def _write(self, decision: Decision) -> Result:
-        """Commits the batch: records, state, offsets and token in one transaction, and then the sinks."""
+    def _write(self, decision: Decision) -> Result | None:
+        """Commits the batch: records, state, offsets and token in one transaction, and then the sinks.
+
+        Returns:
+            None if a sink refused rows, and the batch was staged again without them.
+        """
         context, batch = self._context, decision.batch
         staged, session = context.staged, context.session
         check_shards(
@@ -257,7 +280,11 @@ class Commit:
         # 2. Sinks prepare. Crash here ⇒ the next owner finds work that no token names, and aborts it.
         self._progress.move(Step.PREPARE)
         token = self._token(decision, staged.rows)
-        token = replace(token, sinks=context.sinks.prepare(token.sequence, context.deadline))
+        prepared = context.sinks.prepare(token.sequence, context.deadline)
+        if isinstance(prepared, Refusal):
+            self._stage_again(prepared)
+            return None
+        token = replace(token, sinks=prepared)
         failpoints.reach("commit.after_prepare")
         # 3. The transaction. Crash before its commit ⇒ the next owner aborts it and the sinks' work.
         ends = batch.ends or {}
@@ -269,6 +296,44 @@ class Commit:
         # 5. Spark may write its commit log. Crash here ⇒ Spark replays the batch, and the token skips it.
         self._progress.move(Step.COMMITTED)
         return Result(Step.COMMITTED, self._progress.transactions, token=token)
+
+    def _stage_again(self, refusal: Refusal) -> None:
+        """Takes the rows that a sink refuses out of all outputs, so that the commit can begin again.
+
+        Nothing of the batch is in Kafka yet. So after a crash Spark repeats the batch, from its tasks on.
+
+        Raises:
+            InvalidRecordError: if a refused row fails the batch.
+            SinkFailedError: if the sink has refused rows too often.
+        """
+        context, progress = self._context, self._progress
+        first = min(refusal.rows)
+        text = (
+            f"sink {refusal.sink!r} refuses {len(refusal.rows):,} of {refusal.of:,} rows of batch "
+            f"{context.request.batch.batch_id}, the first because {refusal.rows[first].why}"
+        )
+        progress.refusals[refusal.sink] += 1
+        if progress.refusals[refusal.sink] > _MOST_REFUSALS:
+            raise SinkFailedError(
+                f"{text}. It has refused other rows {_MOST_REFUSALS} times already, and each time the driver "
+                "staged the batch again.",
+                fix="let the sink's prepare() name all rows that it refuses at once; or find out who writes "
+                "rows to its target that collide with those of the batch.",
+            )
+        _log.warning("%s; staging the batch again without them", text)
+        self._trace.happened(EventKind.REFUSED, text)
+        failpoints.reach("commit.after_refusal")
+        # 1. Sinks abort what they prepared. Crash here ⇒ the next owner aborts it, because no token names it.
+        context.sinks.roll_back(context.deadline)
+        # 2. The driver stages the rows again. Crash here ⇒ what it staged is deleted with the batch.
+        progress.move(Step.RESTAGE)
+        failpoints.reach("commit.before_restage")
+        assert context.restage is not None, "only a query with sinks outside Kafka stages for them"
+        staged, sinks = context.restage(refusal)
+        failpoints.reach("commit.after_restage")
+        # 3. The commit begins again, with all of its time. Crash here ⇒ as in step 2.
+        deadline = Deadline.after_seconds(context.deadline.budget_seconds)
+        self._context = replace(context, staged=staged, sinks=sinks, deadline=deadline)
 
     def _write_genesis(self, decision: Decision) -> None:
         """Commits the genesis token in its own transaction, with the offsets where the first batch starts.

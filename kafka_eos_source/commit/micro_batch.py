@@ -26,17 +26,24 @@ from functools import partial
 from kafka_eos_source.commit import two_phase
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.machine import Commit, Result
+from kafka_eos_source.commit.refused_rows import BatchRows, parts_of
 from kafka_eos_source.commit.report_checks import check_names, check_one_source, check_staged_reads
 from kafka_eos_source.commit.request import (
     CommitRequest,
     Producer,
     ProducerSession,
+    Restage,
     SourceRange,
     TokenRecords,
     ranges,
 )
 from kafka_eos_source.commit.verdict import Batch
-from kafka_eos_source.errors import InvalidOptionError, KafkaEosError, RestartQueryError, StateLostError
+from kafka_eos_source.errors import (
+    InvalidOptionError,
+    KafkaEosError,
+    RestartQueryError,
+    StateLostError,
+)
 from kafka_eos_source.kafka.config import admin_config, producer_config
 from kafka_eos_source.kafka.group import GroupOffsets
 from kafka_eos_source.kafka.producer import TransactionalProducer
@@ -55,9 +62,10 @@ from kafka_eos_source.protocol.token import digest
 from kafka_eos_source.runtime import failpoints, logs
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.specs import targets
-from kafka_eos_source.stage.fanout import Plan, SinkPart
+from kafka_eos_source.stage.fanout import Plan
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows, check_reads, reports
+from kafka_eos_source.stage.task import StagedTask, Staging
 from kafka_eos_source.state.changelog.topic import Tail, read_tail
 
 _log = logging.getLogger(__name__)
@@ -74,12 +82,12 @@ _sessions: OrderedDict[tuple[str, str], ProducerSession] = OrderedDict()
 def commit_micro_batch(
     options: WriteOptions,
     folder: StagingFolder,
-    parts: Iterable[StagedPart],
+    tasks: Sequence[StagedTask],
     batch_id: int,
     plan: Plan | None = None,
-    sink_parts: Iterable[SinkPart] = (),
     planned: Collection[PlannedBatch | None] = (),
     reads: Sequence[StagedRead] | None = None,
+    staging: Callable[[], Staging] | None = None,
 ) -> Result:
     """Commits one micro-batch of a streaming query: records, source offsets and token together.
 
@@ -90,13 +98,14 @@ def commit_micro_batch(
     Args:
         options: options of the sink.
         folder: the staging folder.
-        parts: staged rows for Kafka, from the successful task attempts.
+        tasks: what the successful task attempts staged.
         batch_id: Spark's id of the batch.
         plan: routing of rows to sinks outside Kafka; None if the query has none.
-        sink_parts: staged rows for these sinks, from the same task attempts.
         planned: the newest entry of the offset log before the tasks ran, as each task reports it; None = the
             log was empty then.
         reads: what the parts cover, if the tasks that read staged them; None if tasks of the sink did.
+        staging: returns how the tasks staged their rows, to stage some of them again; None if there is no
+            plan.
 
     Raises:
         StagedReadError: if a step of the query dropped or doubled such parts.
@@ -110,7 +119,7 @@ def commit_micro_batch(
             fix="set .option('checkpointLocation', …) on the query.",
         )
     who = identity.of_stream(offset_log.query_id(checkpoint), **_names(options))
-    parts = list(parts)
+    parts = parts_of(tasks)
     journal = Journal(who.application_id)
     trace = Trace(observers(journal))
     with traced(trace, options.secrets.hide):
@@ -118,9 +127,9 @@ def commit_micro_batch(
         # 1. Collect. Crash here ⇒ nothing has happened.
         told = partial(describe, trace, journal)
         work = _collect(options, who, checkpoint, folder, parts, batch_id, planned, reads, told)
+        rows = BatchRows(options, folder, who.application_id, batch_id, tasks, work.staged, trace)
         if plan is not None:
-            sinks = two_phase.work(options, plan, folder, who.application_id, batch_id, sink_parts, trace)
-            work = replace(work, sinks=sinks)
+            work = replace(work, sinks=rows.for_sinks(plan, staging), restage=rows.without)
         # 2. and 3. Decide and act. Crash here ⇒ see the steps of `machine.Commit`.
         result = _commit(options, work, trace)
         # 4. Record. Crash here ⇒ Spark repeats the batch, and the token skips it.
@@ -132,12 +141,12 @@ def commit_micro_batch(
             due.write(who.application_id, work.request.batch.run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
             folder.remove_batch(str(old))
-        finish(trace, result, work.staged, parts)
+        finish(trace, result, rows.staged, parts_of(rows.tasks))
         return result
 
 
 def commit_batch_write(
-    options: WriteOptions, folder: StagingFolder, name: str, parts: Iterable[StagedPart]
+    options: WriteOptions, folder: StagingFolder, name: str, tasks: Sequence[StagedTask]
 ) -> Result:
     """Commits all rows of one ``df.write`` in one transaction, and skips a ``txnVersion`` already written.
 
@@ -145,7 +154,7 @@ def commit_batch_write(
         options: options of the write.
         folder: the staging folder.
         name: unique name of the write in the folder.
-        parts: staged rows, from the successful task attempts.
+        tasks: what the successful task attempts staged.
 
     Raises:
         KafkaEosError: if the rows cannot be committed. The class shows what to do (see `errors`).
@@ -154,7 +163,7 @@ def commit_batch_write(
         who = identity.of_one_write(name.removeprefix("write-"), **_names(options))
     else:
         who = identity.of_series(options.txn_app_id, **_names(options))
-    parts = list(parts)
+    parts = parts_of(tasks)
     # a write without a version has a name that never comes back, and nobody needs its token later
     trace = Trace(observers(Journal(who.application_id) if who.versioned else None))
     with traced(trace, options.secrets.hide):
@@ -186,12 +195,14 @@ class _Work:
         staged: its rows, which were verified.
         identity_file: the identity file of the checkpoint; None for a batch write.
         sinks: the sinks outside Kafka; None if there are none.
+        restage: stages the rows again without those that a sink refuses; None if there are no sinks.
     """
 
     request: CommitRequest
     staged: StagedRows
     identity_file: IdentityFile | None = None
     sinks: two_phase.Sinks | None = None
+    restage: Restage | None = None
 
 
 def _collect(
@@ -376,7 +387,15 @@ def _commit(options: WriteOptions, work: _Work, trace: Trace) -> Result:
     trace.explained_by(lambda: complaint(session.producer))
     clients, deadline = KafkaClients(options.kafka), Deadline.after_ms(options.commit_timeout_ms)
     commit = Commit(
-        work.request, work.staged, clients, session, deadline, work.sinks, work.identity_file, trace
+        work.request,
+        work.staged,
+        clients,
+        session,
+        deadline,
+        work.sinks,
+        work.identity_file,
+        trace,
+        restage=work.restage,
     )
     try:
         result = commit.run()
@@ -389,7 +408,7 @@ def _commit(options: WriteOptions, work: _Work, trace: Trace) -> Result:
         work.request.batch.batch_id,
         application_id,
         "already committed" if result.step is Step.SKIPPED else "committed",
-        work.staged.rows,
+        commit.rows,
         result.transactions,
     )
     return result

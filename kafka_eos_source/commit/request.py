@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kafka_eos_source.commit import refusals
 from kafka_eos_source.commit.identity_file import IdentityFile
-from kafka_eos_source.commit.two_phase import Sinks
+from kafka_eos_source.commit.two_phase import Refusal, Sinks
 from kafka_eos_source.commit.verdict import Batch, Held, Verdict
 from kafka_eos_source.model import Epochs, GroupOffset, Offsets, ShardReport, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition, is_kafka_offset_json
@@ -456,9 +456,21 @@ class ProducerSession:
             producer.close()
 
 
+class Restage(Protocol):
+    """Stages the rows of a batch again without those that a sink refuses."""
+
+    def __call__(self, refusal: Refusal) -> tuple[StagedBatch, Sinks]:
+        """Returns the rows of the batch without the refused ones, which become dead letters or are dropped.
+
+        Raises:
+            InvalidRecordError: if a refused row fails the batch.
+            SinkFailedError: if the tasks did not keep the rows.
+        """
+
+
 @dataclass(frozen=True)
 class CommitContext:
-    """The inputs of the commit of one batch, the same for every try.
+    """The inputs of the commit of one batch, the same for every try until a sink refuses rows.
 
     Attributes:
         request: the batch to commit, and how.
@@ -468,6 +480,7 @@ class CommitContext:
         deadline: time limit of the whole commit.
         sinks: the sinks outside Kafka.
         identity_file: the identity file of the checkpoint; None if there is no checkpoint.
+        restage: stages rows again; None if the batch has no sinks outside Kafka.
     """
 
     request: CommitRequest
@@ -477,6 +490,7 @@ class CommitContext:
     deadline: Deadline
     sinks: Sinks
     identity_file: IdentityFile | None
+    restage: Restage | None = None
 
 
 @dataclass(frozen=True)

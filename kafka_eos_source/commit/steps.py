@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ MOVES: Mapping[Step, frozenset[Step]] = {
     Step.INIT: frozenset({Step.TOKEN, Step.LOST}),
     Step.TOKEN: frozenset({Step.CHECK, Step.PREPARE, Step.BEGIN, Step.FINISH, Step.SKIPPED, Step.LOST}),
     Step.CHECK: frozenset({Step.PREPARE, Step.BEGIN, Step.LOST}),
-    Step.PREPARE: frozenset({Step.BEGIN, Step.LOST}),
+    Step.PREPARE: frozenset({Step.BEGIN, Step.RESTAGE, Step.LOST}),
+    Step.RESTAGE: frozenset({Step.OPEN, Step.LOST}),
     Step.BEGIN: frozenset({Step.PRODUCE, Step.OFFSETS, Step.LOST}),
     Step.PRODUCE: frozenset({Step.FLUSH, Step.LOST}),
     Step.FLUSH: frozenset({Step.OFFSETS, Step.LOST}),
@@ -65,6 +67,7 @@ class Progress:
         fenced: the error of the try that was fenced.
         unknown: the error of the newest commit whose outcome is unknown.
         anchor_before: the group's offset of the anchor partition before the newest transaction.
+        refusals: how often each sink refused rows.
         sent_bytes: size of the records and state changes that the newest transaction sent before its commit.
         trace: measures the steps.
     """
@@ -75,6 +78,7 @@ class Progress:
     fenced: FencedError | None = None
     unknown: OutcomeUnknownError | None = None
     anchor_before: GroupOffset | None = None
+    refusals: Counter[str] = field(default_factory=Counter)
     sent_bytes: int = 0
     trace: Trace = field(default_factory=Trace)
 

@@ -31,10 +31,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -63,16 +65,19 @@ from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
+    Refused,
     Retryable,
+    RowRefusal,
     SinkContext,
     SinkTxn,
     Staged,
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.specs import SinkSpec
 from kafka_eos_source.sinks.watched import WatchedSink
-from kafka_eos_source.stage.fanout import Plan, SinkPart, StagedForSink
+from kafka_eos_source.stage.fanout import Plan, Route, SinkPart, StagedForSink
 from kafka_eos_source.stage.files import StagingFolder
 
 
@@ -112,6 +117,21 @@ def fate(sink: SinkContext, txn: SinkTxn, token: Token | None) -> Fate:
     return Fate.ABORT if txn.sequence > token.sequence else Fate.LEAVE
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """What a sink refuses of a batch that it was to prepare.
+
+    Attributes:
+        sink: name of the sink.
+        rows: the refused rows, by number in the order of the sink's staged rows.
+        of: number of rows that the sink got.
+    """
+
+    sink: str
+    rows: Mapping[int, RowRefusal]
+    of: int
+
+
 # -- preparing, committing and aborting -----------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
@@ -126,6 +146,9 @@ _RUNBOOK = "see docs/runbooks.md, SINK_FAILED."
 
 class Sinks:
     """All two-phase sinks of a query, with their staged rows of one batch. There may be none.
+
+    Attributes:
+        staged: the rows of the batch, for the sinks that have any.
 
     Args:
         sinks: all opened sinks of the query, by name.
@@ -146,7 +169,7 @@ class Sinks:
     ) -> None:
         self._sinks = sinks
         self._trace = Trace() if trace is None else trace
-        self._staged = staged
+        self.staged = staged
         self._batch_id = batch_id
         self._found: Mapping[str, Sequence[SinkTxn]] = {}
         self._prepared: list[tuple[str, SinkTxn]] = []
@@ -204,7 +227,7 @@ class Sinks:
                 _raise_unless_ok(name, what.value, txn, outcome)
         self._commit(token, [name for name, _, what in decided if what is Fate.COMMIT], deadline)
 
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | Refusal | None:
         """Prepares the batch in every sink that has rows, with a new sink transaction id each time.
 
         Args:
@@ -212,23 +235,27 @@ class Sinks:
             deadline: time limit of the commit.
 
         Returns:
-            None if no sink has rows.
+            None if no sink has rows. `Refusal` if a sink refuses some of them; `roll_back` then aborts the
+            work of the others.
 
         Raises:
             SinkRetryableError, SinkFailedError: if a sink cannot prepare. `roll_back` then aborts the work of
                 the others.
         """
         self._prepared = []
-        if not self._staged:
+        if not self.staged:
             return None
         sink_transaction_id = SinkTxn.new_attempt()
         digests: dict[str, str] = {}
-        for name, staged in self._staged.items():
+        for name, staged in self.staged.items():
             sink = self._sinks[name]
             txn = sink.context.txn(sequence, sink_transaction_id)
             self._prepared.append((name, txn))
             begun = time.monotonic()
             outcome = self._outcome_of(name, partial(sink.prepare, txn, staged, deadline))
+            if isinstance(outcome, Refused):
+                self._prepared.pop()  # nothing is prepared under the id
+                return self._refusal(name, outcome, staged.rows)
             _raise_unless_ok(name, "prepare", txn, outcome)
             if isinstance(outcome, Ok) and outcome.digest:
                 digests[name] = outcome.digest
@@ -236,7 +263,26 @@ class Sinks:
             measured.prepare_seconds += time.monotonic() - begun
             measured.prepared += 1
             failpoints.reach("commit.within_prepare")
-        return PreparedSinks(sink_transaction_id, tuple(self._staged), digests)
+        return PreparedSinks(sink_transaction_id, tuple(self.staged), digests)
+
+    def _refusal(self, name: str, outcome: Refused, rows: int) -> Refusal:
+        """Returns the rows that a sink refuses, after checking that it can mean them.
+
+        Raises:
+            SinkFailedError: if it names no row, or one that it did not get.
+        """
+        wrong = [row for row in outcome.rows if not 0 <= row < rows]
+        if wrong or not outcome.rows:
+            raise SinkFailedError(
+                f"sink {name!r} returned Refused with {f'row {wrong[0]}' if wrong else 'no rows'}; expected "
+                f"at least one number from 0 to {rows - 1}, because the batch has {rows:,} rows for it.",
+                fix="correct the sink's prepare().",
+            )
+        return Refusal(
+            name,
+            {row: replace(each, why=self._hide(name, each.why)) for row, each in outcome.rows.items()},
+            rows,
+        )
 
     def roll_back(self, deadline: Deadline) -> None:
         """Aborts the work of the last `prepare`. Does not raise.
@@ -248,7 +294,8 @@ class Sinks:
             outcome = self._outcome_of(name, partial(self._sinks[name].abort, txn, _at_least(deadline)))
             self._trace.sink(name).aborted += 1
             if not isinstance(outcome, Ok):
-                _log.warning("sink %r could not abort %s yet: %s", name, txn, outcome.why)
+                why = "it returned Refused" if isinstance(outcome, Refused) else outcome.why
+                _log.warning("sink %r could not abort %s yet: %s", name, txn, why)
             failpoints.reach("commit.within_roll_back")
 
     def finish(self, token: Token, deadline: Deadline) -> None:
@@ -296,6 +343,8 @@ class Sinks:
                 called = time.monotonic()
                 call = partial(self._sinks[name].commit, txn, _at_least(deadline))
                 outcome = self._outcome_of(name, call, is_commit=True)
+                if isinstance(outcome, Refused):
+                    outcome = _misplaced("commit")
                 measured = self._trace.sink(name)
                 measured.commit_seconds += time.monotonic() - called
                 if isinstance(outcome, Retryable):
@@ -308,7 +357,7 @@ class Sinks:
                     if measured.retries:
                         measured.held_back_seconds = time.monotonic() - begun
                     measured.committed += 1
-                    measured.rows += self._staged[name].rows if name in self._staged else 0
+                    measured.rows += self.staged[name].rows if name in self.staged else 0
                     failpoints.reach("commit.within_finish")
             if failed:
                 raise _commits_failed(left, failed, waiting)
@@ -371,7 +420,9 @@ class Sinks:
             is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
         """
         outcome = _outcome_of(call, self._sinks[name].context.secrets, is_commit=is_commit)
-        return outcome if isinstance(outcome, Ok) else replace(outcome, why=self._hide(name, outcome.why))
+        if isinstance(outcome, Ok | Refused):
+            return outcome
+        return replace(outcome, why=self._hide(name, outcome.why))
 
 
 def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: bool) -> Outcome:
@@ -391,9 +442,9 @@ def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: boo
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
         _log.warning("a sink raised %s", secrets.hide(repr(error)))
         return Retryable(_text(error)) if is_commit else Fatal(_text(error))
-    if isinstance(outcome, Ok | Retryable | Fatal):
+    if isinstance(outcome, Ok | Retryable | Fatal | Refused):
         return outcome
-    return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable or Fatal.")
+    return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable, Fatal or Refused.")
 
 
 class UndecidedSinks(Sinks):
@@ -408,7 +459,7 @@ class UndecidedSinks(Sinks):
         super().__init__()
         self._finished = finished
 
-    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | None:
+    def prepare(self, sequence: int, deadline: Deadline) -> PreparedSinks | Refusal | None:
         return UNDECIDED
 
     def finish(self, token: Token, deadline: Deadline) -> None:
@@ -424,12 +475,21 @@ class UndecidedSinks(Sinks):
 
 
 def _raise_unless_ok(name: str, what: str, txn: SinkTxn, outcome: Outcome) -> None:
+    if isinstance(outcome, Refused):
+        outcome = _misplaced(what)
     if isinstance(outcome, Retryable):
         raise SinkRetryableError(f"sink {name!r} cannot {what} {txn} now: {outcome.why}")
     if isinstance(outcome, Fatal):
         raise SinkFailedError(
             f"sink {name!r} cannot {what} {txn}: {outcome.why}", fix=outcome.fix or _RUNBOOK
         )
+
+
+def _misplaced(what: str) -> Fatal:
+    return Fatal(
+        f"the sink returned Refused from {what}, when it is too late to leave rows out",
+        "let the sink refuse rows in prepare() only.",
+    )
 
 
 def _commits_failed(
@@ -478,6 +538,9 @@ _MOST_QUERIES = 8
 #: Time limit for making a target ready before the first batch.
 _READY_SECONDS = 30.0
 
+#: The rules of a target for rows are asked for again after this time, in seconds.
+_RULES_SECONDS = 60.0
+
 #: Key in `_ready` for the check that no two sinks write to one target.
 _TARGETS = ""
 
@@ -489,8 +552,25 @@ _CLUSTER_SECONDS, _RENEW_MS = 60.0, 3_000
 _clusters: dict[str, tuple[float, str]] = {}
 
 _Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What this process knows of a target that is ready.
+
+    Attributes:
+        rules: the sink's rules for rows.
+        refuses_rows: whether it may refuse rows.
+        at: when it said so, in seconds of `time.monotonic`.
+    """
+
+    rules: tuple[RowRule, ...] = ()
+    refuses_rows: bool = False
+    at: float = field(default_factory=time.monotonic)
+
+
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
-_ready: set[tuple[_Key, str]] = set()
+_ready: dict[tuple[_Key, str], _Ready] = {}
 
 
 def store_location(checkpoint: str, name: str) -> str:
@@ -583,8 +663,11 @@ def close(options: WriteOptions, application_id: str) -> None:
         _close(sinks)
 
 
-def make_ready(options: WriteOptions, plan: Plan) -> None:
-    """Makes the sinks' targets ready. The driver calls it for every batch; it does so once for each sink.
+def make_ready(options: WriteOptions, plan: Plan) -> Plan:
+    """Makes the sinks' targets ready, and returns the plan with their rules for rows.
+
+    The driver calls it for every batch. A target is made ready once; its rules are asked for again after a
+    minute, because somebody may change the table.
 
     Raises:
         InvalidOptionError: if two sinks write to the same target.
@@ -594,27 +677,71 @@ def make_ready(options: WriteOptions, plan: Plan) -> None:
     query = _key(options, application_id)
     if (query, _TARGETS) not in _ready:
         targets.refuse_shared(opened(options, application_id))
-        _ready.add((query, _TARGETS))
+        _ready[query, _TARGETS] = _Ready()
+    rules: dict[str, tuple[RowRule, ...]] = {}
+    refusing: set[str] = set()
     for route in plan.routes:
-        key = (query, f"{route.spec.name}:{route.schema}")
-        if key in _ready:
-            continue
-        sink = opened(options, application_id)[route.spec.name]
-        try:
+        name = route.spec.name
+        key = (query, f"{name}:{route.schema}")
+        known = _ready.get(key)
+        if known is None or time.monotonic() - known.at > _RULES_SECONDS:
+            known = _asked(options, application_id, route, known)
+            if known is None:  # the tasks keep the rows if the sink may refuse some
+                sink = opened(options, application_id)[name]
+                known = _Ready(refuses_rows=sink.refuses_rows)
+                close(options, application_id)
+            else:
+                _ready[key] = known
+        rules[name] = known.rules
+        if known.refuses_rows:
+            refusing.add(name)
+    return replace(plan, rules=rules, refusing=frozenset(refusing))
+
+
+def _asked(options: WriteOptions, application_id: str, route: Route, known: _Ready | None) -> _Ready | None:
+    """Makes the target of a sink ready if it is not, and asks for its rules.
+
+    Returns:
+        None if the target cannot be made ready now; ``known`` if it only does not say its rules.
+    """
+    name = route.spec.name
+    sink = opened(options, application_id)[name]
+    try:
+        if known is None:
             sink.make_ready(route.schema, Deadline.after_seconds(_READY_SECONDS))
-        except (OperatorError, RestartQueryError):
+        rules = tuple(sink.row_rules(route.schema, Deadline.after_seconds(_READY_SECONDS)))
+    except Exception as error:
+        if known is None and isinstance(error, OperatorError | RestartQueryError):
             raise
-        except Exception as error:  # noqa: BLE001 - if it persists, prepare reports it
-            _log.warning(
-                "the target of sink %r cannot be made ready yet: %s",
-                route.spec.name,
-                sink.context.secrets.hide(f"{error!r}"),
-            )
-            close(options, application_id)
-            continue
+        _log.warning(  # if it persists, prepare reports it
+            "the target of sink %r %s: %s",
+            name,
+            "cannot be made ready yet" if known is None else "does not say its rules for rows now",
+            sink.context.secrets.hide(f"{error!r}"),
+        )
+        if known is None:
+            return None
+        close(options, application_id)
+        return replace(known, at=time.monotonic())
+    _check_rules(name, rules, route.schema)
+    if known is None:
         for risk in sink.risks():
-            _log.warning("sink %r: %s", route.spec.name, risk)
-        _ready.add(key)
+            _log.warning("sink %r: %s", name, risk)
+    return _Ready(rules, sink.refuses_rows)
+
+
+def _check_rules(name: str, rules: Iterable[RowRule], schema: pa.Schema) -> None:
+    """Raises SinkFailedError if a rule does not fit the columns of the sink, so that tasks would fail."""
+    for rule in rules:
+        try:
+            column = pa.nulls(0, schema.field(rule.column).type)
+            rule.broken(column)
+            rule.message(column.type)
+        except Exception as error:
+            raise SinkFailedError(
+                f"sink {name!r} has a rule for rows that does not fit its columns, {rule!r}: {_text(error)}",
+                fix="correct the sink's row_rules().",
+            ) from error
 
 
 def work(
@@ -625,8 +752,12 @@ def work(
     batch_id: int,
     parts: Iterable[SinkPart],
     trace: Trace | None = None,
+    before: Sinks | None = None,
 ) -> Sinks:
     """Returns the sinks with their staged rows, for the commit of one batch.
+
+    Args:
+        before: the sinks with their rows before some tasks' rows were staged again; None if none were.
 
     Raises:
         StagedPartError: if a staged part is missing or damaged.
@@ -635,11 +766,12 @@ def work(
     by_sink: dict[str, list[SinkPart]] = {}
     for part in parts:
         by_sink.setdefault(part.sink, []).append(part)
-    staged = {
-        route.spec.name: StagedForSink(folder, str(batch_id), route.schema, by_sink[route.spec.name])
-        for route in plan.routes
-        if route.spec.name in by_sink
-    }
+    staged: dict[str, Staged] = {}
+    for route in plan.routes:
+        if (name := route.spec.name) in by_sink:
+            known = None if before is None else before.staged.get(name)
+            known = known if isinstance(known, StagedForSink) else None
+            staged[name] = StagedForSink(folder, str(batch_id), route.schema, by_sink[name], known)
     return Sinks(opened(options, application_id), staged, batch_id, trace)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from kafka_eos_source.errors import InvalidOptionError, RestartQueryError, StagedReadError
 from kafka_eos_source.in_read.staged import STAGED, StagedRun, described
 from kafka_eos_source.in_read.step import MapInRead, step_in_read
-from kafka_eos_source.model import OffsetRange, ReadTask, StagedPart, StagedRead, WrittenPart
+from kafka_eos_source.model import OffsetRange, ReadTask, StagedRead, WrittenPart
 from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -34,17 +34,15 @@ from kafka_eos_source.spark.packet_senders import recorded_senders
 from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
 from kafka_eos_source.spark.worker import StreamingTask, running_task
-from kafka_eos_source.stage.files import PartStage, StagingFolder, location_of_query
-from kafka_eos_source.stage.row_rules import with_small_batches
-from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows, staged_schema
-from kafka_eos_source.stage.staging import stage
+from kafka_eos_source.stage.files import StagingFolder, location_of_query
+from kafka_eos_source.stage.row_rules import RecordLimits, with_small_batches
+from kafka_eos_source.stage.task import StagedTask, Staging
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from kafka_eos_source.stage.fanout import Plan, SinkPart
-    from kafka_eos_source.stage.row_rules import RecordLimits
+    from kafka_eos_source.stage.fanout import Plan
     from kafka_eos_source.stage.staging import SealingPlan
 
 
@@ -53,22 +51,20 @@ class CommitMessage(WriterCommitMessage):
     """What one task attempt staged or wrote, for the driver that commits it.
 
     Attributes:
-        part: the staged rows for Kafka; None if the task wrote them itself.
-        dead_letters: the staged dead letters; None if there are none.
-        sinks: the staged rows for sinks outside Kafka.
+        staged: what it staged; None if the task wrote its rows itself, or only passes on `reports`.
         planned: `StagedSink.planned` of the writer that the task received.
         written: what the task wrote itself; None if it staged its rows.
         record_bytes: size of the largest record that the topics accept; None if the task does not know it.
+        refusing: `fanout.Plan.refusing` of the task, by which it kept rows.
         read: the offsets that the staged rows cover, if the task that read them staged them.
         reports: messages of such tasks, which this task received as rows of the frame.
     """
 
-    part: StagedPart | None
-    dead_letters: StagedPart | None = None
-    sinks: tuple[SinkPart, ...] = ()
+    staged: StagedTask | None
     planned: PlannedBatch | None = None
     written: WrittenPart | None = None
     record_bytes: int | None = None
+    refusing: frozenset[str] = frozenset()
     read: StagedRead | None = None
     reports: tuple[CommitMessage, ...] = ()
 
@@ -104,9 +100,9 @@ def with_reported(messages: Iterable[CommitMessage]) -> list[CommitMessage]:
     return [*messages, *(each for _, each in in_order)]
 
 
-def staged_parts(messages: Iterable[CommitMessage]) -> list[StagedPart]:
-    """Returns all parts that these messages name: those of the rows, and of the dead letters."""
-    return [part for each in messages for part in (each.part, each.dead_letters) if part is not None]
+def staged_tasks(messages: Iterable[CommitMessage]) -> list[StagedTask]:
+    """Returns what the tasks of these messages staged."""
+    return [each.staged for each in messages if each.staged is not None]
 
 
 def sink_columns(options: WriteOptions, schema: StructType) -> tuple[SinkColumns, Plan | None]:
@@ -167,19 +163,19 @@ class StagedSink:
         return dict(self.__dict__)
 
     def prepare(self) -> None:
-        """Looks up what the driver passes to the tasks: plan, limits, sealing, cluster. Called on the driver.
+        """Looks up what the driver passes to the tasks: plan, limits, sealing, rules. Called on the driver.
 
         Raises:
-            KafkaEosError: if the offset log cannot be read, or the brokers do not say which records the topic
-                accepts.
+            KafkaEosError: if the offset log cannot be read, the brokers do not say which records the topic
+                accepts, or a sink outside Kafka cannot hold such rows.
         """
-        _ = self.planned, self.limits, self.sealing, self.cluster_id
+        _ = self.planned, self.limits, self.sealing, self.cluster_id, self.destinations
 
     @cached_property
     def limits(self) -> RecordLimits | None:
         """What the topic accepts; None if an invalid row fails the batch, so that no task has to know."""
         options = self.options
-        if options.on_invalid_record == "fail":
+        if not self.sets_aside:
             return None
         from kafka_eos_source.stage.row_rules import record_limits
 
@@ -211,31 +207,29 @@ class StagedSink:
         """
         return None if self.name else offset_log.newest(str(self.options.checkpoint_location))
 
+    @cached_property
+    def destinations(self) -> Plan | None:
+        """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready."""
+        if self.plan is None:
+            return None
+        from kafka_eos_source.commit import two_phase
+
+        return replace(two_phase.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether invalid rows are set aside; otherwise they fail the batch."""
+        return self.options.on_invalid_record != "fail"
+
     def write_frame(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
         """Stages Arrow batches with all columns of the frame, for Kafka and for sinks outside Kafka."""
-        if self.plan is None:
-            return self._write(lambda invalid: from_batches(batches, self.columns, invalid))
-        from kafka_eos_source.stage.fanout import Fanout
-
         task = _task()
-        fanout = Fanout(
-            self.plan,
-            self.options.application_id or derived_application_id(task.query_id),
-            self.cluster_id,
-            task.batch_id,
-            self.folder,
-            self.options.staging_inline_bytes,
-        )
-        try:
-            message = self._write(lambda invalid: from_batches(fanout.rows(batches), self.columns, invalid))
-        except BaseException:
-            fanout.discard()
-            raise
-        return replace(message, sinks=fanout.finish())
+        return self._message(task, self._staging(task, self.limits, self.destinations).batches(batches))
 
     def write_rows(self, rows: Iterable[Row]) -> CommitMessage:
         """Stages Spark's rows with all columns of the frame, for Kafka only."""
-        return self._write(lambda invalid: from_rows(rows, self.columns, invalid))
+        task = _task()
+        return self._message(task, self._staging(task, self.limits, self.destinations).rows(rows))
 
     def collect(self, reports: Iterable[memoryview]) -> CommitMessage:
         """Returns a message that contains the messages of tasks that staged what they read.
@@ -249,84 +243,81 @@ class StagedSink:
         found = messages_in(reports, self.options, _task())
         if not found:  # the batch reads nothing, such as one that only renews the token
             return self.write_frame(())
-        return CommitMessage(None, planned=self.planned, reports=found)
+        return CommitMessage(None, self.planned, reports=found)
 
-    def _write(self, staged: Callable[[InvalidRows | None], Iterable[pa.RecordBatch]]) -> CommitMessage:
-        """Stages the batches that a function makes, for Kafka only.
+    def _message(self, task: StreamingTask, staged: StagedTask) -> CommitMessage:
+        # only now: an operator in this task starts when `stage` reads its first row
+        staged = replace(staged, part=replace(staged.part, senders=recorded_senders(task)))
+        limits, plan = self.limits, self.destinations
+        return CommitMessage(
+            staged,
+            self.planned,
+            record_bytes=None if limits is None else limits.record_bytes,
+            refusing=frozenset() if plan is None else plan.refusing,
+        )
+
+    def _staging(self, task: StreamingTask, limits: RecordLimits | None, plan: Plan | None) -> Staging:
+        """Returns how a batch is staged.
 
         Args:
-            staged: returns batches with the staged columns; passes invalid rows to its argument.
+            task: names query, run and batch.
+            limits: what the topic accepts; None if an invalid row fails the batch.
+            plan: destinations of the rows; None if all go to Kafka.
         """
-        task = _task()
+        options, folder = self.options, self.folder
+        application_id = options.application_id or derived_application_id(task.query_id)
+        origin = {records.APPLICATION: application_id}
         if not self.name:
             # fails at the start of the query, not when a batch is first too large for the commit messages
-            self.folder.check_shared()
-        invalid = self._invalid_rows(task)
-        try:
-            part = stage(
-                staged(invalid),
-                staged_schema(self.columns),
-                folder=self.folder,
-                batch=self.name or task.batch_id,
-                inline_bytes=self.options.staging_inline_bytes,
-                run_id=task.run_id,
-                topic=self.options.topic,
-                sealing=self.sealing,
-            )
-            dead = None if invalid is None else invalid.finish()
-        except BaseException:
-            if invalid is not None:
-                invalid.discard()
-            raise
-        # only now: an operator in this task starts when `stage` reads its first row
-        part = replace(
-            part,
-            senders=recorded_senders(task),
-            dropped=0 if invalid is None else invalid.dropped,
-            # without an operator, no report of a shard can be missing
-            shards=None if self.columns.only_bad_records and not part.shards else part.shards,
+            folder.check_shared()
+            origin[records.BATCH] = task.batch_id
+        return Staging(
+            columns=self.columns,
+            folder=folder,
+            batch=self.name or task.batch_id,
+            inline_bytes=options.staging_inline_bytes,
+            run_id=task.run_id,
+            topic=options.topic,
+            sealing=self.sealing,
+            limits=limits,
+            dead_letter_topic=options.dead_letter_topic,
+            origin=origin,
+            plan=plan,
+            application_id=application_id,
+            cluster_id=self.cluster_id,
         )
-        if dead is not None:
-            dead = replace(dead, run_id=task.run_id)
-        limits = self.limits
-        record_bytes = None if limits is None else limits.record_bytes
-        return CommitMessage(part, dead, (), self.planned, record_bytes=record_bytes)
-
-    def _invalid_rows(self, task: StreamingTask) -> InvalidRows | None:
-        """Returns where this task puts invalid rows; None if an invalid row fails the batch."""
-        limits, options = self.limits, self.options
-        if limits is None:
-            return None
-        batch = self.name or task.batch_id
-        origin = {records.APPLICATION: options.application_id or derived_application_id(task.query_id)}
-        if not self.name:
-            origin[records.BATCH] = batch
-        stage_of = partial(
-            PartStage, folder=self.folder, batch=batch, inline_bytes=options.staging_inline_bytes
-        )
-        return InvalidRows(options.dead_letter_topic, limits, origin, options.topic, stage_of)
 
     def commit_micro_batch(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         from kafka_eos_source.commit import micro_batch
 
         messages = with_reported(messages)
-        sink_parts = [part for each in messages for part in each.sinks]
         micro_batch.commit_micro_batch(
             self._options_of_commit(messages),
             self.folder,
-            staged_parts(messages),
+            staged_tasks(messages),
             batch_id,
             self.plan,
-            sink_parts,
             {each.planned for each in messages},
             [each.read for each in messages if each.read is not None] if self.in_read else None,
+            None if self.plan is None else partial(self._staging_on_driver, messages, batch_id),
         )
+
+    def _staging_on_driver(self, messages: Sequence[CommitMessage], batch_id: int) -> Staging:
+        """Returns how the driver stages rows again: as the tasks did, with the limits that they knew."""
+        assert self.plan is not None
+        refusing = frozenset(name for each in messages for name in each.refusing)
+        plan = replace(self.plan, refusing=refusing, sets_aside=self.sets_aside)
+        sizes = [each.record_bytes for each in messages if each.record_bytes is not None]
+        runs = [each.part.run_id for each in staged_tasks(messages) if each.part.run_id]
+        query_id = offset_log.query_id(require_checkpoint(self.options))
+        task = StreamingTask(query_id, str(batch_id), runs[0] if runs else "")
+        return self._staging(task, RecordLimits(min(sizes)) if sizes else None, plan)
 
     def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
         from kafka_eos_source.commit import micro_batch
 
         options = self._options_of_commit(messages)
-        micro_batch.commit_batch_write(options, self.folder, self.name, staged_parts(messages))
+        micro_batch.commit_batch_write(options, self.folder, self.name, staged_tasks(messages))
 
     def _options_of_commit(self, messages: Sequence[CommitMessage]) -> WriteOptions:
         """Returns the options with which the driver commits what these tasks staged."""
@@ -341,11 +332,7 @@ class StagedSink:
         Spark also calls this after a failed commit, so it must not delete anything else. What sinks outside
         Kafka have prepared stays: the commit token decides whether they commit or abort it.
         """
-        from kafka_eos_source.stage.fanout import part_names
-
-        messages = with_reported(messages)
-        files = [part.name for part in staged_parts(messages) if part.name]
-        files += part_names(part for each in messages for part in each.sinks)
+        files = [name for each in staged_tasks(with_reported(messages)) for name in each.files]
         self.folder.remove_parts(self.name or str(batch_id), files)
 
 

@@ -85,10 +85,7 @@ def stream_writer(options: WriteOptions, schema: StructType) -> DataSourceStream
     else:
         check_identity(options)
         sink = StagedSink.of_stream(options, frame.columns, frame.plan, in_read=frame.in_read)
-        if frame.plan is not None:
-            from kafka_eos_source.commit import two_phase
-
-            two_phase.make_ready(options, frame.plan)
+        _ = sink.destinations  # makes the targets of sinks outside Kafka ready
     writer = _RowStreamWriter if _StreamArrowWriter is None else _ArrowStreamWriter
     return cast(DataSourceStreamWriter, writer(sink, frame.packed))
 

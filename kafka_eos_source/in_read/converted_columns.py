@@ -135,7 +135,9 @@ class ConvertedColumns:
         good = np.ones(batch.num_rows, bool)
         good[rows] = False
         bad = batch.take(pa.array(rows))
-        marks = _marks([errors[row] for row in rows.tolist()], bad)
+        # a replay must not lose the header that names the schema
+        headers = None if HEADERS in self._rows.names else self.headers
+        marks = _marks([errors[row] for row in rows.tolist()], bad, headers)
         return pa.RecordBatch.from_pydict(columns).filter(pa.array(good)), self._around(bad, marks)
 
     def _around(self, bad: pa.RecordBatch, marks: pa.Array) -> pa.RecordBatch:
@@ -280,13 +282,21 @@ def _taken(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batches.pop(0)
 
 
-def _marks(texts: Sequence[str], bad: pa.RecordBatch) -> pa.Array:
-    """Returns the marks of undecodable rows, with where they were read if the frame has these columns."""
+def _marks(texts: Sequence[str], bad: pa.RecordBatch, headers: str | None) -> pa.Array:
+    """Returns the marks of undecodable rows, with where they were read if the frame has these columns.
+
+    Args:
+        texts: why the rows cannot be decoded.
+        bad: the rows.
+        headers: column with headers that the marks keep; None if they keep none.
+    """
     fields = {
         "error": pa.repeat(pa.scalar(records.UNDECODABLE, pa.string()), len(texts)),
         "message": pa.array(texts),
     }
     fields |= {name: bad.column(name) for name in _ORIGIN if name in bad.schema.names}
+    if headers is not None:
+        fields[HEADERS] = bad.column(headers)
     return _struct(fields, len(texts))
 
 

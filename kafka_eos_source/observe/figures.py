@@ -65,6 +65,7 @@ class Step(Enum):
     GENESIS = "genesis", StepGroup.DECIDE, "beginning the chain of tokens"
     CHECK = "check", StepGroup.WRITE, "checking the output topics"
     PREPARE = "prepare", StepGroup.SINKS, "sinks outside Kafka prepare the batch"
+    RESTAGE = "restage", StepGroup.SINKS, "staging rows again without those that a sink refuses"
     BEGIN = "begin", StepGroup.WRITE, "beginning the transaction"
     PRODUCE = "produce", StepGroup.WRITE, "sending the records"
     FLUSH = "flush", StepGroup.WRITE, "waiting until the brokers acknowledge the records"
@@ -119,6 +120,7 @@ class EventKind(Enum):
     ABORTED = "aborted"  #: a transaction was aborted
     FENCED = "fenced"  #: another producer took over the transactional id
     UNKNOWN = "unknown"  #: Kafka did not answer the request to commit
+    REFUSED = "refused"  #: a sink refused rows, which become dead letters or are dropped
     HELD_BACK = "held_back"  #: Kafka has committed; a sink outside Kafka has not yet
 
 
@@ -204,6 +206,8 @@ class BatchFigures:
                 records written to output topics
             ``dead_letters``, ``dropped``
                 invalid rows that were written to the dead-letter topic, and that were dropped
+            ``refused``
+                how often a sink outside Kafka refused rows, so that tasks' rows were staged again
             ``changes``
                 records written to changelog topics
             ``bytes``

@@ -354,6 +354,7 @@ LETTER: Object[Any] = Object(
     holds="`input`: key and value of the record that was read; `output`: of a row that the query made",
     target_topic="topic for which the row was meant; null = none was named",
     target_partition="partition for which the row was meant; null = none was named",
+    sink="sink outside Kafka that cannot hold the row; null = Kafka cannot, or the row is marked",
     value_bytes="original size of a value of which the letter has the beginning; null = it is complete",
     key=Optional("its key as text; null = no key"),
     key_base64=Optional("its key, if that is not UTF-8; then `key` is absent"),

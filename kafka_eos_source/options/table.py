@@ -514,9 +514,10 @@ OPTIONS: tuple[Option, ...] = (
         WRITE,
         values.choice("fail", "drop", "dead-letter"),
         "`fail`, `drop`, `dead-letter`",
-        "What happens to a row that the column `kafka_eos_invalid` marks, that breaks a rule of the sink (a null topic, "
-        "a negative partition, …), or whose record is larger than the topic accepts. `fail` fails the batch. `drop` "
-        "drops and counts the row. `dead-letter` writes it to `deadLetter.topic` in the transaction of its batch. "
+        "What happens to a row that the column `kafka_eos_invalid` marks, or that Kafka or a sink outside Kafka cannot "
+        "hold (a null topic, a record too large for the topic, a violated constraint of a table, …). `fail` fails the "
+        "batch. `drop` drops and counts the row. `dead-letter` writes it to `deadLetter.topic` in the transaction of its "
+        "batch. Either way, the row reaches no output. "
         "Needs `processing.guarantee=exactly_once`, unless it is `fail`.",
         default="fail",
     ),

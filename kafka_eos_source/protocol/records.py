@@ -44,6 +44,8 @@ HOLDS = "__kafka_eos.holds"
 #: Topic and partition that the record was meant for, as far as the row named them.
 TARGET_TOPIC = "__kafka_eos.target.topic"
 TARGET_PARTITION = "__kafka_eos.target.partition"
+#: Name of the sink outside Kafka that cannot hold the row.
+SINK = "__kafka_eos.sink"
 #: Original size of a value of which the dead letter has only the beginning, in bytes. Headers of the record,
 #: and a large key, are missing then. A row that could not be encoded has this header, too.
 VALUE_BYTES = "__kafka_eos.value.bytes"
@@ -61,6 +63,7 @@ ALL = (
     HOLDS,
     TARGET_TOPIC,
     TARGET_PARTITION,
+    SINK,
     VALUE_BYTES,
 )
 
@@ -92,6 +95,7 @@ class DeadLetter:
         application_id, batch: query and micro-batch that wrote the letter.
         holds: `INPUT` or `OUTPUT`.
         target_topic, target_partition: where the record was meant to be written.
+        sink: the sink outside Kafka that cannot hold the row.
         value_bytes: original size of the value if the letter is incomplete.
     """
 
@@ -106,6 +110,7 @@ class DeadLetter:
     holds: str | None = None
     target_topic: str | None = None
     target_partition: int | None = None
+    sink: str | None = None
     value_bytes: int | None = None
 
     @classmethod
@@ -124,6 +129,7 @@ class DeadLetter:
             holds=texts.get(HOLDS),
             target_topic=texts.get(TARGET_TOPIC),
             target_partition=_number(texts.get(TARGET_PARTITION)),
+            sink=texts.get(SINK),
             value_bytes=_number(texts.get(VALUE_BYTES)),
         )
 

@@ -56,6 +56,12 @@ def registry_client(options: Mapping[str, Any]) -> Client:
     return GlueRegistry(options) if is_glue(options) else SchemaRegistry(options)
 
 
+class UnknownId(str):
+    """The reason why an id has no schema: the registry does not have it."""
+
+    __slots__ = ()
+
+
 class Catalog:
     """The schemas of one registry, by id or GUID.
 
@@ -143,7 +149,7 @@ class Catalog:
         for each, answer in answers.items():
             found[each] = self._taken(each, answer)
         for each in asked_for[len(answers) :]:
-            found[each] = (
+            found[each] = UnknownId(
                 f"the registry was not asked for schema id {each}, because it does not have {most_unknown} "
                 "other ids of the same slice of records. Its option "
                 f"{MOST_UNKNOWN_IDS!r} raises that limit"
@@ -185,9 +191,10 @@ class Catalog:
             self._unknown.pop(schema_id, None)
             self._keep(schema_id, answer)
             return answer
-        asked, why = time.monotonic(), answer.message
+        asked = time.monotonic()
+        why: str = UnknownId(answer.message)
         if isinstance(answer, InvalidSchemaError):
-            asked, why = math.inf, f"schema id {schema_id} cannot be used: {why}"
+            asked, why = math.inf, f"schema id {schema_id} cannot be used: {answer.message}"
         if schema_id not in self._unknown and len(self._unknown) >= _MOST_UNKNOWN:
             self._unknown.pop(next(iter(self._unknown)))
         self._unknown[schema_id] = (asked, why)

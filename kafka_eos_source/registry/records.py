@@ -42,7 +42,7 @@ from kafka_eos_source.documents.converted import MOST_BYTES, Converted, slices
 from kafka_eos_source.errors import InvalidSchemaError, KafkaEosError
 from kafka_eos_source.kafka.schema_registry import SchemaId
 from kafka_eos_source.registry import codec, glue
-from kafka_eos_source.registry.catalog import catalog
+from kafka_eos_source.registry.catalog import UnknownId, catalog
 from kafka_eos_source.registry.codec import Decoder, Encoder, Schema
 from kafka_eos_source.registry.frames import Frame, Framed, Messages, Naming, Rows, frame_prefix
 
@@ -129,7 +129,8 @@ class Decoding:
         for group in groups:
             writer = schemas[group.schema_id]
             if isinstance(writer, str):
-                text = shortened(writer + framed.suspicion(group))
+                suspicion = framed.suspicion(group) if isinstance(writer, UnknownId) else ""
+                text = shortened(writer + suspicion)
                 errors.update(dict.fromkeys(group.rows.tolist(), text))
                 continue
             parts = [group]

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
         Fatal,
         Ok,
         Outcome,
+        Refused,
         Retryable,
+        RowRefusal,
         SinkContext,
         SinkTxn,
         Stage,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         Staged,
         TwoPhaseSink,
     )
+    from kafka_eos_source.sinks.row_checks import RowRule
     from kafka_eos_source.sinks.sink_options import SinkOption
 
 __all__ = [
@@ -29,7 +32,10 @@ __all__ = [
     "Fatal",
     "Ok",
     "Outcome",
+    "Refused",
     "Retryable",
+    "RowRefusal",
+    "RowRule",
     "Sink",
     "SinkContext",
     "SinkOption",
@@ -40,7 +46,7 @@ __all__ = [
     "TwoPhaseSink",
 ]
 
-_DEFINED_IN = {"Sink": "constructors", "SinkOption": "sink_options"}
+_DEFINED_IN = {"RowRule": "row_checks", "Sink": "constructors", "SinkOption": "sink_options"}
 
 
 def __getattr__(name: str) -> Any:

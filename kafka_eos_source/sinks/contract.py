@@ -34,13 +34,20 @@ receives it from the token in Kafka (`sinks.manifest`). Without a digest, the na
 The methods follow Flink's ``Committer`` (commit is idempotent, and "already committed" is a normal result)
 and X/Open XA (prepare, commit, rollback, recover).
 
+**A sink names the rows that it cannot hold.** A row that one output of a batch refuses leaves all outputs,
+and becomes a dead letter (``onInvalidRecord``). What follows from the schema of the target, the sink says in
+`TwoPhaseSink.row_rules`, and the tasks check it before they stage anything. What only the system itself can
+know, such as a violated unique constraint, `prepare` returns as `Refused`: all rows that the system would
+refuse, at once. Nothing is in Kafka then. The driver rolls back what other sinks prepared, stages the batch
+again without these rows, and prepares it anew.
+
 The driver may make any call twice, from two processes at the same time, and after a process was killed at
 any point of an earlier call. The result depends on the state of the id:
 
 ========== ============================ ============================= =================================
 state      prepare                      commit                        abort
 ========== ============================ ============================= =================================
-unknown    prepares                     `Fatal`: nothing is prepared  `OK`
+unknown    prepares, or `Refused`       `Fatal`: nothing is prepared  `OK`
 prepared   `OK`, changes nothing        commits                       rolls back
 committed  `OK`, changes nothing        `OK`, changes nothing         `OK`, **changes nothing**
 aborted    prepares, or `Fatal`         `Fatal`: nothing is prepared  `OK`
@@ -64,6 +71,7 @@ import pyarrow as pa
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import NO_SECRETS, Secrets
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import SinkOption
 
 _ID = re.compile(r"(.+)-([0-9a-f]{12})-([a-z][a-z0-9_]{0,31})-([0-9]{1,19})-([0-9a-f]{20})", re.DOTALL)
@@ -166,7 +174,35 @@ class Fatal:
     fix: str = ""
 
 
-Outcome = Ok | Retryable | Fatal
+@dataclass(frozen=True)
+class RowRefusal:
+    """Why a sink refuses one row.
+
+    Attributes:
+        why: cause, as text for people, such as the text of a database's error. Without the row's values, as
+            far as the system lets the sink choose. The driver masks secrets.
+        column: the column that is to blame; "" if the system does not say so.
+    """
+
+    why: str
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Outcome of `prepare` only: the target will never hold these rows, but it can hold the others.
+
+    Nothing is prepared under the id; the state of the id is the one before the call.
+
+    Attributes:
+        rows: every refused row, by its number in the order of `Staged.batches`, from 0. A sink names all of
+            them at once, because each outcome of this kind makes the driver stage rows again.
+    """
+
+    rows: Mapping[int, RowRefusal]
+
+
+Outcome = Ok | Retryable | Fatal | Refused
 OK = Ok()
 
 
@@ -222,7 +258,11 @@ class Staged(Protocol):
         """Return values of `Stage.finish`, in the order of the tasks."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly."""
+        """Reads the rows, for a sink that uses `StageContext.parts` to stage. May be called repeatedly.
+
+        The rows of each task come in the order in which `Stage.write` took them, and the tasks in the order
+        of `receipts`. `Refused` counts the rows in this order, also if the sink stages them elsewhere.
+        """
 
 
 @dataclass(frozen=True)
@@ -358,6 +398,33 @@ class TwoPhaseSink(ABC):
         """
         self.check(schema, deadline)
 
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        """Returns the rules for rows that follow from the schema of the target, for the tasks to check.
+
+        The driver calls this after `make_ready`, and again about once a minute while the query runs, so that
+        a column that somebody widened accepts longer values soon: read the schema anew. A row that breaks a
+        rule reaches no sink. The rules must not be stricter than the target; what they do not catch,
+        `prepare` may still refuse.
+
+        Args:
+            schema: schema of the rows.
+            deadline: time limit of the call.
+
+        Raises:
+            RetriableError, OSError: if the target cannot be reached now. The driver then uses the rules that
+                it knows.
+        """
+        return ()
+
+    @property
+    def refuses_rows(self) -> bool:
+        """Whether `prepare` may return `Refused`. The driver asks after `make_ready`, or if that failed.
+
+        The tasks then also keep all columns of the rows, so that the driver can stage them again. If a sink
+        for which this is false returns `Refused`, the query stops with an error that names the rows.
+        """
+        return False
+
     def stage(self, context: StageContext) -> Stage:
         """Returns a writer for the rows of one task attempt. Called in an executor, if there are rows.
 
@@ -371,6 +438,9 @@ class TwoPhaseSink(ABC):
         """Makes sure that `commit` can succeed whichever process dies. Readers must not see the rows yet.
 
         The staged rows must stay usable: after an abort, the driver may prepare them under another id.
+
+        Returns:
+            `Refused` only if `refuses_rows` is true, and not for rows that another try may accept.
         """
 
     @abstractmethod

@@ -8,9 +8,11 @@ field is written as ``null``.
 from __future__ import annotations
 
 import base64
+import decimal
 import json
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -168,3 +170,115 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     return str(value)
+
+
+# -- rows that nothing else accepts ----------------------------------------------------------------
+
+
+def rows_as_json(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """Encodes each row as a JSON object, whatever bytes and values it contains.
+
+    `encode` is for rows that a file can hold, and is faster. The text is the same, except that times beyond
+    the year 9999 are written too, and bytes in texts that are not UTF-8 become U+FFFD.
+
+    Returns:
+        The objects, as UTF-8 bytes, and whether each of them contains all of its row.
+    """
+    names = [json.dumps(name, ensure_ascii=False) for name in batch.schema.names]
+    kinds = [_decoded(field.type) for field in batch.schema]
+    columns = [_raw(column).to_pylist() for column in batch.columns]
+    encoded, exact = [], []
+    for row in zip(*columns, strict=True):
+        losses: list[bytes] = []
+        values = [_json_of(value, kind, losses) for value, kind in zip(row, kinds, strict=True)]
+        pairs = (f"{name}:{value}" for name, value in zip(names, values, strict=True))
+        encoded.append(f"{{{','.join(pairs)}}}".encode())
+        exact.append(not losses)
+    return pa.array(encoded, pa.binary()), pa.array(exact, pa.bool_())
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of values that a dictionary, runs or an extension type stand for."""
+    while pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _raw(column: pa.Array) -> pa.Array:
+    """Returns a column whose values Python can hold: texts as bytes, and times as numbers."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    return column.cast(_raw_type(column.type))
+
+
+def _raw_type(kind: pa.DataType) -> pa.DataType:
+    is_ = pa.types
+    kind = _decoded(kind)
+    if is_.is_string(kind) or is_.is_string_view(kind):
+        return pa.binary()
+    if is_.is_large_string(kind):
+        return pa.large_binary()
+    if is_.is_timestamp(kind):
+        return pa.int64()
+    if is_.is_date32(kind):
+        return pa.int32()
+    if is_.is_struct(kind):
+        return pa.struct([pa.field(each.name, _raw_type(each.type)) for each in kind])
+    if is_.is_map(kind):
+        return pa.map_(_raw_type(kind.key_type), _raw_type(kind.item_type))
+    if is_.is_fixed_size_list(kind):
+        return pa.list_(_raw_type(kind.value_type), kind.list_size)
+    if is_.is_large_list(kind):
+        return pa.large_list(_raw_type(kind.value_type))
+    if is_.is_list(kind):
+        return pa.list_(_raw_type(kind.value_type))
+    return kind
+
+
+def _json_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:
+    """Encodes one value of `_raw`; adds texts that are not UTF-8 to ``losses``."""
+    is_ = pa.types
+    if value is None:
+        return "null"
+    if is_.is_struct(kind):
+        fields = (
+            f"{json.dumps(each.name, ensure_ascii=False)}:{_json_of(value[each.name], each.type, losses)}"
+            for each in kind
+        )
+        return f"{{{','.join(fields)}}}"
+    if is_.is_map(kind):
+        pairs = (
+            f"{_key_of(key, kind.key_type, losses)}:{_json_of(each, kind.item_type, losses)}"
+            for key, each in value
+        )
+        return f"{{{','.join(pairs)}}}"
+    if is_.is_nested(kind):
+        return f"[{','.join(_json_of(each, kind.value_type, losses) for each in value)}]"
+    if is_.is_timestamp(kind):
+        text = str(np.datetime64(value, kind.unit))
+        return json.dumps(f"{text}Z" if kind.tz else text)
+    if is_.is_date32(kind):
+        return json.dumps(str(np.datetime64(value, "D")))
+    if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
+        text = value.decode(errors="replace")
+        if "\ufffd" in text and text.encode() != value:
+            losses.append(value)
+        return json.dumps(text, ensure_ascii=False)
+    if isinstance(value, bytes):
+        return json.dumps(base64.b64encode(value).decode())
+    if isinstance(value, float):
+        special = {float("inf"): "Infinity", float("-inf"): "-Infinity"}.get(value)
+        return json.dumps("NaN" if value != value else special) if special or value != value else repr(value)
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    return json.dumps(value) if isinstance(value, bool | int) else json.dumps(str(value))
+
+
+def _key_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:
+    """Encodes the key of a map, which JSON wants to be a text."""
+    text = _json_of(value, kind, losses)
+    return text if text.startswith('"') else json.dumps(text, ensure_ascii=False)

@@ -34,6 +34,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.manifest import NotesFolder
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.sink_options import SinkNaming
 from kafka_eos_source.sinks.specs import SinkSpec
 
@@ -79,6 +80,14 @@ class WatchedSink(TwoPhaseSink):
     def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
         with self._naming.errors():
             self._call("make the target ready", deadline, self._sink.make_ready, schema)
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        with self._naming.errors():
+            return self._call("say its rules for rows", deadline, self._sink.row_rules, schema)
+
+    @property
+    def refuses_rows(self) -> bool:
+        return self._sink.refuses_rows
 
     def stage(self, context: StageContext) -> Stage:
         return self._sink.stage(context)

@@ -79,6 +79,8 @@ INVALID_TYPE = StructType(
         StructField("timestamp", TimestampType()),
         # what key and value are (`protocol.records`): null = what was read; else `OUTPUT` or `INCOMPLETE`
         StructField("holds", StringType()),
+        # headers of the record that was read, if the row has no column for them
+        StructField(HEADERS, HEADERS_TYPE),
     ]
 )
 
@@ -89,7 +91,7 @@ ONLY_BAD_RECORDS = "kafka_eos.only_bad_records"
 #: Column with the place and time of the record from which a row was made, for its dead letter.
 ORIGIN = "kafka_eos_origin"
 ORIGIN_TYPE = StructType(
-    [field for field in INVALID_TYPE.fields if field.name not in ("error", "message", "holds")]
+    [field for field in INVALID_TYPE.fields if field.name not in ("error", "message", "holds", HEADERS)]
 )
 
 

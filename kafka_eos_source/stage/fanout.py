@@ -1,11 +1,17 @@
-"""Distributes the rows of a task to Kafka's staging and to the sinks outside Kafka."""
+"""Distributes the valid rows of a task to Kafka's staging and to the sinks outside Kafka.
+
+Usually each sink stages the columns that it receives. If a sink of the query may refuse rows when it prepares
+the batch, the task stages the rows once more, in a part of their own: the *kept rows*. From them the driver
+knows where a refused row came from, and can stage the rows of the task again without it. Sinks that stage
+nothing elsewhere then read their columns from the kept rows, so that no row is staged more often than before.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +22,7 @@ from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, Inva
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
+from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
 from kafka_eos_source.spark.arrow import arrow_schema, fit
 from kafka_eos_source.spark.schema import INVALID, ORIGIN
@@ -49,8 +56,14 @@ class Plan:
         routes: one for each sink outside Kafka, in the order of the option ``sinks``.
         router: position of the column `sink`; None = every row goes to every sink.
         changelog: position of the column with an operator's changes, which go to Kafka only.
-        invalid: position of the column that marks invalid rows, which no sink outside Kafka receives.
         kafka: whether rows also become records in Kafka.
+        invalid: position of the column that marks invalid rows, which no output receives.
+        own: positions of the columns that sinks may receive.
+        frame: Arrow schema of the frame; None if it has a column that Arrow cannot represent, so that rows
+            cannot be kept.
+        rules: by name of a sink, the rules of its target for rows (`sinks.contract`).
+        refusing: names of the sinks that may refuse rows when they prepare the batch.
+        sets_aside: whether invalid rows are set aside, so that rows of a task may have to be staged again.
     """
 
     routes: tuple[Route, ...]
@@ -58,6 +71,11 @@ class Plan:
     changelog: int | None
     kafka: bool
     invalid: int | None = None
+    own: tuple[int, ...] = ()
+    frame: pa.Schema | None = None
+    rules: Mapping[str, tuple[RowRule, ...]] = field(default_factory=dict)
+    refusing: frozenset[str] = frozenset()
+    sets_aside: bool = False
 
     @classmethod
     def of(cls, specs: Sequence[SinkSpec], schema: StructType, *, kafka: bool) -> Plan:
@@ -95,7 +113,61 @@ class Plan:
             routes.append(Route(spec, at, arrow_schema(StructType([schema.fields[each] for each in at]))))
         changelog = names.index(CHANGELOG) if CHANGELOG in names else None
         invalid = names.index(INVALID) if INVALID in names else None
-        return cls(tuple(routes), router, changelog, kafka, invalid)
+        try:
+            frame = arrow_schema(schema)
+        except InvalidSchemaError:  # of a column that no sink receives
+            frame = None
+        positions = tuple(map(names.index, own))
+        return cls(tuple(routes), router, changelog, kafka, invalid, positions, frame)
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Positions of the columns of the kept rows; empty if no rows are kept.
+
+        These are all columns if the driver may have to stage rows again; else those that it needs to pass
+        them to the sinks that may refuse rows, and to say where they came from.
+        """
+        if not self.refusing or self.frame is None:
+            return ()
+        names = self.frame.names
+        if self.sets_aside:
+            return tuple(at for at in range(len(names)) if at not in (self.changelog, self.invalid))
+        needed = {at for each in self.routes if each.spec.name in self.refusing for at in each.columns}
+        if ORIGIN in names:
+            needed.add(names.index(ORIGIN))
+        if self.router is not None:
+            needed.add(self.router)
+        return tuple(sorted(needed))
+
+    def is_in_kept_rows(self, route: Route) -> bool:
+        """Returns whether the kept rows have all rows and columns of a sink."""
+        has_rows = self.sets_aside or route.spec.name in self.refusing
+        return has_rows and bool(self.kept) and set(route.columns) <= set(self.kept)
+
+    def destined(self, batch: pa.RecordBatch, output: str) -> pa.Array:
+        """Returns which rows of a frame with the column `sink` go to an output.
+
+        Args:
+            batch: rows with the columns of the frame.
+            output: the name of a sink, or `specs.KAFKA`.
+        """
+        assert self.router is not None
+        return destined(batch.column(self.router), output)
+
+
+@dataclass(frozen=True)
+class OfKeptRows:
+    """Receipt of a sink whose rows are among the kept rows of its task.
+
+    Attributes:
+        part: the kept rows.
+        columns: positions of the sink's columns in the part.
+        router: position of the column `sink` in the part; None if all rows go to the sink.
+    """
+
+    part: StagedPart
+    columns: tuple[int, ...]
+    router: int | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +186,7 @@ class SinkPart:
 
 
 class Fanout:
-    """Stages the rows of one task attempt for sinks outside Kafka, while they pass on to Kafka's staging."""
+    """Stages the rows of one task attempt for sinks outside Kafka, and passes on the rows for Kafka."""
 
     def __init__(
         self,
@@ -125,7 +197,7 @@ class Fanout:
         folder: StagingFolder,
         inline_bytes: int,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._application_id = application_id
         self._cluster_id = cluster_id
         self._batch = batch
@@ -135,34 +207,35 @@ class Fanout:
         self._sinks: dict[str, TwoPhaseSink] = {}
         self._stages: dict[str, Stage] = {}
         self._rows: dict[str, int] = {}
+        self._kept: PartStage | None = None
+        self._kept_schema = plan.frame and pa.schema([plan.frame.field(each) for each in plan.kept])
+        #: The kept rows; None if there are none. Set by `finish`.
+        self.kept: StagedPart | None = None
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stages rows for the sinks, and yields the rows for Kafka, including state changes of operators.
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Stages valid rows for the sinks, and returns those for Kafka; None if rows never go there.
 
         Raises:
             InvalidRecordError: if a row names an unknown sink.
         """
-        plan = self._plan
-        for batch in batches:
-            if plan.changelog is not None and batch.column(plan.changelog).null_count < batch.num_rows:
-                yield batch.filter(batch.column(plan.changelog).is_valid())
-                batch = batch.filter(batch.column(plan.changelog).is_null())
-            if plan.invalid is not None and batch.column(plan.invalid).null_count < batch.num_rows:
-                yield batch.filter(batch.column(plan.invalid).is_valid())
-                batch = batch.filter(batch.column(plan.invalid).is_null())
-            if not batch.num_rows:
-                continue
-            to = None if plan.router is None else batch.column(plan.router)
-            if to is not None:
-                self._check_destinations(to)
-            for route in plan.routes:
-                self._write(route, batch if to is None else batch.filter(_destined(to, route.spec.name)))
-            if plan.kafka:
-                yield batch if to is None else batch.filter(_destined(to, KAFKA))
+        plan = self.plan
+        if not batch.num_rows:
+            return batch if plan.kafka else None
+        to = None if plan.router is None else batch.column(plan.router)
+        if to is not None:
+            self._check_destinations(to)
+        if plan.kept:
+            self._keep(batch)
+        for route in plan.routes:
+            self._write(route, batch if to is None else batch.filter(destined(to, route.spec.name)))
+        if not plan.kafka:
+            return None
+        return batch if to is None else batch.filter(destined(to, KAFKA))
 
     def finish(self) -> tuple[SinkPart, ...]:
         """Makes the rows of every sink durable, and returns what was staged."""
         try:
+            self.kept = None if self._kept is None else self._kept.finish()
             return tuple(
                 SinkPart(name, self._rows[name], stage.finish()) for name, stage in self._stages.items()
             )
@@ -174,8 +247,20 @@ class Fanout:
         try:
             for each in self._stages.values():
                 each.discard()
+            if self._kept is not None:
+                self._kept.discard()
         finally:
             self._close()
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        if not self.plan.sets_aside and self.plan.router is not None:
+            wanted = [self.plan.destined(batch, each) for each in sorted(self.plan.refusing)]
+            batch = batch.filter(_any_of(wanted))
+            if not batch.num_rows:
+                return
+        if self._kept is None:
+            self._kept = PartStage(self._kept_schema, self._folder, self._batch, self._inline_bytes)
+        self._kept.write(_fitting(batch, self.plan.kept, self._kept_schema))
 
     def _write(self, route: Route, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -184,7 +269,7 @@ class Fanout:
         if name not in self._stages:
             self._stages[name] = self._open(route)
             self._rows[name] = 0
-        self._stages[name].write(fit(batch.select(list(route.columns)), route.schema, "Spark passed"))
+        self._stages[name].write(_fitting(batch, route.columns, route.schema))
         self._rows[name] += batch.num_rows
 
     def _open(self, route: Route) -> Stage:
@@ -196,7 +281,11 @@ class Fanout:
                 )
             )
             self._sinks[route.spec.name] = sink  # only an open sink is closed
-            parts = partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
+            parts = (
+                partial(_InKeptRows, self, route)
+                if self.plan.is_in_kept_rows(route)
+                else partial(PartStage, route.schema, self._folder, self._batch, self._inline_bytes)
+            )
             return sink.stage(StageContext(int(self._batch), self._task_attempt_id, route.schema, parts))
 
     def _close(self) -> None:
@@ -204,7 +293,7 @@ class Fanout:
             self._sinks.popitem()[1].close()
 
     def _check_destinations(self, to: pa.Array) -> None:
-        known = [*([KAFKA] if self._plan.kafka else []), *(route.spec.name for route in self._plan.routes)]
+        known = [*([KAFKA] if self.plan.kafka else []), *(route.spec.name for route in self.plan.routes)]
         wrong = pc.and_kleene(to.is_valid(), pc.invert(pc.is_in(to, value_set=pa.array(known, to.type))))
         first = pc.index(wrong, True).as_py()
         if first >= 0:
@@ -214,39 +303,111 @@ class Fanout:
                 fix="correct the rows"
                 + (
                     "."
-                    if self._plan.kafka
+                    if self.plan.kafka
                     else "; for 'kafka', set the option 'topic' or add a column 'topic'."
                 ),
             )
+
+
+class _InKeptRows:
+    """`contract.Stage` of a sink whose rows are among the kept rows."""
+
+    def __init__(self, fanout: Fanout, route: Route) -> None:
+        self._fanout = fanout
+        self._route = route
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Does nothing: the rows are kept already."""
+
+    def finish(self) -> OfKeptRows:
+        plan, part = self._fanout.plan, self._fanout.kept
+        assert part is not None, "the sink has rows"
+        at = {position: number for number, position in enumerate(plan.kept)}
+        router = None if plan.router is None else at[plan.router]
+        return OfKeptRows(part, tuple(at[each] for each in self._route.columns), router)
+
+    def discard(self) -> None:
+        """Does nothing: the kept rows are discarded once."""
 
 
 class StagedForSink:
     """Implements `contract.Staged`: the verified rows of the successful task attempts, for one sink."""
 
     def __init__(
-        self, folder: StagingFolder, batch: str, schema: pa.Schema, parts: Sequence[SinkPart]
+        self,
+        folder: StagingFolder,
+        batch: str,
+        schema: pa.Schema,
+        parts: Sequence[SinkPart],
+        before: StagedForSink | None = None,
     ) -> None:
         """Verifies the parts.
+
+        Args:
+            folder, batch: where the parts are.
+            schema: schema of the rows.
+            parts: what the tasks staged for the sink.
+            before: the rows of the sink before some tasks staged theirs again; None if none did.
 
         Raises:
             StagedPartError: if a part is missing or is not what its task wrote.
         """
         self.schema = schema
+        self.parts = tuple(parts)
         self.rows = sum(part.rows for part in parts)
         self.receipts = [part.receipt for part in parts]
-        self._parts = VerifiedParts(
-            folder, batch, [part.receipt for part in parts if isinstance(part.receipt, StagedPart)]
+        self._verified: VerifiedParts = VerifiedParts(
+            folder,
+            batch,
+            [part for each in parts if (part := _part_of(each)) is not None],
+            None if before is None else before._verified,
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        return self._parts.batches()
+        # all tasks of a batch stage the rows of a sink in the same way
+        receipt = self.receipts[0] if self.receipts else None
+        if not isinstance(receipt, OfKeptRows):
+            yield from self._verified.batches()
+            return
+        name = self.parts[0].sink
+        for each in self._verified.batches():
+            if receipt.router is not None:
+                each = each.filter(destined(each.column(receipt.router), name))
+            if each.num_rows:
+                columns = [each.column(position) for position in receipt.columns]
+                yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _part_of(part: SinkPart) -> StagedPart | None:
+    """Returns the part of this package that has the rows; None if the sink has them elsewhere."""
+    receipt = part.receipt.part if isinstance(part.receipt, OfKeptRows) else part.receipt
+    return receipt if isinstance(receipt, StagedPart) else None
 
 
 def part_names(parts: Iterable[SinkPart]) -> list[str]:
     """Returns the names of the files in the staging folder that contain rows for sinks."""
-    return [part.receipt.name for part in parts if isinstance(part.receipt, StagedPart) and part.receipt.name]
+    return [part.name for each in parts if (part := _part_of(each)) is not None and part.name]
 
 
-def _destined(to: pa.Array, name: str) -> pa.Array:
+def _fitting(batch: pa.RecordBatch, columns: Sequence[int], schema: pa.Schema) -> pa.RecordBatch:
+    """Returns columns of a batch, by their positions, with the types of a schema."""
+    chosen = []
+    for position, wanted in zip(columns, schema, strict=True):
+        column = batch.column(position)
+        if not column.type.equals(wanted.type):
+            one = pa.RecordBatch.from_arrays([column], [wanted.name])
+            column = fit(one, pa.schema([wanted]), "Spark passed").column(0)
+        chosen.append(column)
+    return pa.RecordBatch.from_arrays(chosen, schema=schema)
+
+
+def destined(to: pa.Array, name: str) -> pa.Array:
     """Returns which rows go to the sink of this name."""
     return pc.or_kleene(to.is_null(), pc.fill_null(pc.equal(to, name), False))
+
+
+def _any_of(masks: Sequence[pa.Array]) -> pa.Array:
+    found = masks[0]
+    for each in masks[1:]:
+        found = pc.or_(found, each)
+    return found

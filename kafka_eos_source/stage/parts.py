@@ -37,20 +37,23 @@ class StagedRows:
         batch: str,
         parts: Iterable[StagedPart],
         shards: Sequence[ShardReport] = (),
+        before: StagedRows | None = None,
     ) -> None:
         """Verifies length, checksum and number of rows of every part, before anything is sent to Kafka.
 
         Args:
             folder, batch, parts: where the rows are.
             shards: reports of the operators' shards.
+            before: the rows of the batch before some tasks' rows were staged again; None if none were.
 
         Raises:
             StagedPartError: if a part is missing or is not what its task wrote.
         """
         parts = list(parts)
         self.shards = tuple(shards)
-        self.end_digest = ""
-        self._parts = VerifiedParts(folder, batch, parts)
+        self.end_digest: str = "" if before is None else before.end_digest
+        known = None if before is None else before._parts
+        self._parts: VerifiedParts = VerifiedParts(folder, batch, parts, known)
         carriers = sum(len(shard.packets) for part in parts for shard in part.shards or ())
         carriers += sum(len(read.packets) for part in parts for read in part.reads)
         changes = sum(shard.records + 1 for shard in self.shards if shard.records)  # and the batch record
@@ -115,8 +118,18 @@ class VerifiedParts:
     process can often open only a thousand files. Therefore a part is verified again whenever it is opened.
     """
 
-    def __init__(self, folder: StagingFolder, batch: str, parts: Iterable[StagedPart]) -> None:
+    def __init__(
+        self,
+        folder: StagingFolder,
+        batch: str,
+        parts: Iterable[StagedPart],
+        before: VerifiedParts | None = None,
+    ) -> None:
         """Verifies every part that has rows, before the driver sends anything to Kafka or another sink.
+
+        Args:
+            folder, batch, parts: where the rows are.
+            before: parts that were verified before, and their local copies.
 
         Raises:
             StagedPartError: if a part is missing or is not what its task wrote.
@@ -124,9 +137,11 @@ class VerifiedParts:
         self._folder = folder
         self._batch = batch
         self._parts = tuple(part for part in parts if part.rows)
-        self._copies = LocalCopies()
+        self._copies: LocalCopies = LocalCopies() if before is None else before._copies
+        known = () if before is None else before._parts
         for part in self._parts:
-            _check_rows(self._read(part), part, batch)
+            if part not in known:
+                _check_rows(self._read(part), part, batch)
 
     def batches(self, *, with_changes: bool = False) -> Iterator[pa.RecordBatch]:
         """Yields the Arrow batches of all parts, in order; can be called again.

@@ -1,4 +1,4 @@
-"""The rules that make a row a Kafka record, each with the rows of an Arrow column that break it.
+"""The rules that make a row a Kafka record.
 
 Tasks that set invalid rows aside also need to know which records the topic accepts (`record_limits`).
 """
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from kafka_eos_source.errors import (
     AuthorizationError,
     InvalidOptionError,
-    InvalidRecordError,
     KafkaEosError,
     UnavailableError,
 )
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.sinks.row_checks import RowRule, is_utf8
 from kafka_eos_source.spark.schema import HEADERS, KEY, PARTITION, TIMESTAMP, TOPIC, VALUE
 
 #: Bytes that a record needs besides its key, value and headers: an upper bound of Kafka's formats.
@@ -48,26 +48,31 @@ _NO_LIMIT_MS = 1 << 50
 _VALID_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule for the values of one column.
+@dataclass(frozen=True, kw_only=True)
+class Rule(RowRule):
+    """A rule for the values of one column of a record.
 
     Attributes:
-        column: name of the column.
-        what_is_wrong: what a row does that breaks the rule, after the name of the column.
-        fix: what the user can do.
-        broken: returns which rows break the rule; null counts as false.
+        wrong_is: what a row does that breaks the rule, after the name of the column.
+        test: returns which values break the rule; null counts as false.
     """
 
-    column: str
-    what_is_wrong: str
-    fix: str
-    broken: Callable[[pa.Array], pa.Array]
+    wrong_is: str
+    test: Callable[[pa.Array], pa.Array]
 
     @property
-    def text(self) -> str:
-        """The rule's violation in words."""
-        return f"column {self.column!r} {self.what_is_wrong}"
+    def what(self) -> str:
+        return self.wrong_is
+
+    def message(self, type_: pa.DataType) -> str:  # noqa: ARG002 - Kafka takes one type of value
+        return f"column {self.column!r} {self.wrong_is}"
+
+    def wrong(self, values: pa.Array) -> pa.Array:
+        return self.test(values)
+
+
+def _rule(column: str, wrong_is: str, fix: str, test: Callable[[pa.Array], pa.Array]) -> Rule:
+    return Rule(column=column, wrong_is=wrong_is, fix=f"{fix}.", test=test)
 
 
 def _rows_of_entries(headers: pa.Array, entries: pa.Array) -> pa.Array:
@@ -93,25 +98,6 @@ def is_legal_topic(name: str) -> bool:
     return _LEGAL_TOPIC.fullmatch(name) is not None
 
 
-def is_utf8(texts: pa.Array) -> pa.Array:
-    """Returns which texts are UTF-8; null for null. Spark does not check what it takes for text."""
-    texts = texts.cast(pa.string())
-    try:
-        texts.cast(pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        pass
-    else:
-        return pc.if_else(texts.is_valid(), True, pa.scalar(None, pa.bool_()))
-    return pa.array([_decodes(each) for each in texts.cast(pa.binary()).to_pylist()], pa.bool_())
-
-
-def _decodes(text: bytes | None) -> bool | None:
-    try:
-        return None if text is None else text.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
 def _is_not_utf8(topics: pa.Array) -> pa.Array:
     return pc.invert(is_utf8(topics))
 
@@ -133,20 +119,20 @@ def _is_illegal_topic(topics: pa.Array) -> pa.Array:
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     TOPIC: (
-        Rule(
+        _rule(
             TOPIC,
             "is null",
             "set the option 'topic', or remove or fill such rows",
             lambda column: column.is_null(),
         ),
-        Rule(
+        _rule(
             TOPIC,
             "is empty",
             "remove or fill such rows",
             lambda column: pc.equal(column.cast(pa.string()), ""),
         ),
-        Rule(TOPIC, "is not valid UTF-8", "correct the column", _is_not_utf8),
-        Rule(
+        _rule(TOPIC, "is not valid UTF-8", "correct the column", _is_not_utf8),
+        _rule(
             TOPIC,
             "is not a legal name of a topic: 1 to 249 letters, digits, '.', '_' and '-', but not '.' or '..'",
             "correct the column",
@@ -154,7 +140,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     PARTITION: (
-        Rule(
+        _rule(
             PARTITION,
             "is negative",
             "use a partition that exists, or null to let the partitioner choose one",
@@ -162,9 +148,9 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     HEADERS: (
-        Rule(HEADERS, "has a null entry", "remove the header, or set its key", _has_null_entry),
-        Rule(HEADERS, "has an entry with a null key", "remove the header, or set its key", _has_null_key),
-        Rule(
+        _rule(HEADERS, "has a null entry", "remove the header, or set its key", _has_null_entry),
+        _rule(HEADERS, "has an entry with a null key", "remove the header, or set its key", _has_null_key),
+        _rule(
             HEADERS,
             "has an entry whose key is not valid UTF-8",
             "remove the header, or correct its key",
@@ -172,7 +158,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     TIMESTAMP: (
-        Rule(
+        _rule(
             TIMESTAMP,
             "is before 1970",
             "use a later timestamp, because Kafka's timestamps are milliseconds since 1970",
@@ -180,18 +166,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
 }
-
-
-def check(name: str, column: pa.Array) -> None:
-    """Raises an error if a row of a column breaks a rule.
-
-    Raises:
-        InvalidRecordError: names the column and the first such row.
-    """
-    for rule in RULES.get(name, ()):
-        first = pc.index(pc.fill_null(rule.broken(column), False), True).as_py()
-        if first >= 0:
-            raise InvalidRecordError(f"{rule.text} in row {first} of the Arrow batch.", fix=f"{rule.fix}.")
 
 
 @dataclass(frozen=True)
@@ -215,11 +189,11 @@ class RecordLimits:
 
     def rules(self) -> tuple[Rule, ...]:
         """Returns the rules that follow from the limits, besides the size."""
-        found = []
+        found: list[Rule] = []
         if self.partitions is not None:
             count = self.partitions
             found.append(
-                Rule(
+                _rule(
                     PARTITION,
                     f"names a partition that the topic does not have; it has {count} (0 to {count - 1})",
                     "correct the column",
@@ -228,7 +202,7 @@ class RecordLimits:
             )
         if self.needs_key:
             what = "is null, and the topic is compacted (cleanup.policy)"
-            found.append(Rule(KEY, what, "set the key", lambda column: column.is_null()))
+            found.append(_rule(KEY, what, "set the key", lambda column: column.is_null()))
         return (*found, *self._rules_of_time())
 
     def _rules_of_time(self) -> list[Rule]:
@@ -238,13 +212,13 @@ class RecordLimits:
             newest = now_ms + self.after_ms - min(CLOCKS_DIFFER_MS, self.after_ms // 2)
             what = f"is too far ahead of the clock (message.timestamp.after.max.ms={self.after_ms})"
             found.append(
-                Rule(TIMESTAMP, what, "correct it", lambda column: pc.greater(_milliseconds(column), newest))
+                _rule(TIMESTAMP, what, "correct it", lambda column: pc.greater(_milliseconds(column), newest))
             )
         if self.before_ms is not None:
             oldest = now_ms - self.before_ms + min(CLOCKS_DIFFER_MS, self.before_ms // 2)
             what = f"is too old (message.timestamp.before.max.ms={self.before_ms})"
             found.append(
-                Rule(TIMESTAMP, what, "correct it", lambda column: pc.less(_milliseconds(column), oldest))
+                _rule(TIMESTAMP, what, "correct it", lambda column: pc.less(_milliseconds(column), oldest))
             )
         return found
 

@@ -38,6 +38,7 @@ from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
+    Refused,
     Retryable,
     SinkContext,
     SinkTxn,
@@ -74,6 +75,8 @@ class System:
             folder in it.
         in_process: whether the system is the memory of this process; a kill is then an exception.
         rows: rows to write; None = `ROWS`. They need a unique column ``id``.
+        poison: rows that the system refuses, whatever else is in the batch; None = the tests of such rows are
+            skipped. Each must have an ``id`` that no other row has, and the schema of the rows to write.
         digests: what `prepare` returned for each id, which the token in Kafka would hold.
     """
 
@@ -82,6 +85,7 @@ class System:
     store: str | None = None
     in_process: bool = False
     rows: pa.Table | None = None
+    poison: pa.Table | None = None
     digests: dict[SinkTxn, str] = field(default_factory=dict)
 
 
@@ -213,6 +217,44 @@ class SinkKills:
     def _once_more(self, before: int) -> int:
         return 1 if self.upserts else before + 1
 
+    def test_killed_while_it_finds_rows_that_it_refuses(self, system: System) -> None:
+        """Nothing of the batch may stay, and the batch without these rows can be prepared."""
+        good, mixed = self.rows_of(system), self._with_poison(system)
+        if mixed.num_rows == good.num_rows:
+            pytest.skip("all of the poison rows break rules that tasks check")
+        for line, txn, before in self._kills(system, "prepare", mixed):
+            with opened(system) as sink:
+                assert list(sink.recover(deadline())) in ([], [txn]), line
+                assert self.times(system) == before, line
+                assert sink.abort(txn, deadline()) == OK, line
+                again = new_txn()
+                assert sink.prepare(again, stage(sink, good), deadline()) == OK, line
+                assert list(sink.recover(deadline())) == [again], line
+                assert sink.abort(again, deadline()) == OK, line
+                assert self.times(system) == before, line
+
+    def _with_poison(self, system: System) -> pa.Table:
+        """Returns good rows and, among them, the poison rows that break no rule of the sink for rows.
+
+        Fails if a good row breaks such a rule.
+        """
+        good, poison = self.rows_of(system), system.poison
+        if poison is None:
+            pytest.skip("the test names no rows that the system refuses")
+        mixed = pa.concat_tables([good.slice(0, 1), poison, good.slice(1)])
+        with opened(system) as sink:
+            sink.make_ready(mixed.schema, deadline())
+            rules = sink.row_rules(mixed.schema, deadline())
+        whole = mixed.combine_chunks()
+        broken = {rule: rule.broken(whole[rule.column].combine_chunks()).to_pylist() for rule in rules}
+        ids, bad = whole["id"].to_pylist(), set(poison["id"].to_pylist())
+        for rule, rows in broken.items():
+            found = {each for each, is_broken in zip(ids, rows, strict=True) if is_broken}
+            stricter = sorted(found - bad)
+            assert not stricter, f"good rows break the rule {rule}: {stricter}"
+        passed = [number for number in range(len(ids)) if not any(rows[number] for rows in broken.values())]
+        return whole.take(passed)
+
     @pytest.mark.parametrize("then", ["abort", "prepare again"])
     def test_killed_while_it_prepares(self, system: System, then: str) -> None:
         for line, txn, _ in self._kills(system, "prepare"):
@@ -249,8 +291,13 @@ class SinkKills:
                 assert list(sink.recover(deadline())) == [], line
             assert self.times(system) == before, line
 
-    def _kills(self, system: System, call: str) -> Iterator[tuple[int, SinkTxn, int]]:
+    def _kills(
+        self, system: System, call: str, rows: pa.Table | None = None
+    ) -> Iterator[tuple[int, SinkTxn, int]]:
         """Kills the same call again and again, each time at another line.
+
+        Args:
+            rows: what to prepare; None = the usual rows.
 
         Yields:
             The number of the line, the id, and how often the rows were visible before.
@@ -261,7 +308,7 @@ class SinkKills:
         def act(txn: SinkTxn) -> None:
             with opened(system) as sink:
                 if call == "prepare":
-                    sink.prepare(txn, stage(sink, self.rows_of(system)), deadline())
+                    sink.prepare(txn, stage(sink, self.rows_of(system) if rows is None else rows), deadline())
                 else:
                     getattr(sink, call)(txn, deadline())
 
@@ -350,6 +397,40 @@ class SinkConformance(SinkKills):
         found = sorted(system.visible(), key=lambda row: row["id"])
         wanted = sorted(rows.to_pylist(), key=lambda row: row["id"])
         assert [{name: row[name] for name in rows.schema.names} for row in found] == wanted
+
+    def test_the_rows_that_the_system_refuses_are_named(self, system: System) -> None:
+        """All at once, whatever the order of the rows, and nothing is prepared under the id."""
+        good, mixed = self.rows_of(system), self._with_poison(system)
+        bad = set(system.poison["id"].to_pylist()) if system.poison is not None else set()
+        backwards = mixed.take(list(range(mixed.num_rows))[::-1])
+        txn = new_txn()
+        with opened(system) as sink:
+            sink.make_ready(good.schema, deadline())
+            for rows in (mixed, backwards) if mixed.num_rows > good.num_rows else ():
+                assert sink.refuses_rows, "the driver would not keep the rows"
+                wanted = {number for number, each in enumerate(rows["id"].to_pylist()) if each in bad}
+                outcome = sink.prepare(txn, stage(sink, rows), deadline())
+                assert isinstance(outcome, Refused), outcome
+                assert set(outcome.rows) == wanted, outcome
+                assert all(each.why for each in outcome.rows.values()), "each row needs a reason"
+                assert list(sink.recover(deadline())) == [], "a part of the batch stays prepared"
+                assert isinstance(sink.commit(txn, deadline()), Fatal), "the refused batch was committed"
+                assert self.times(system) == 0, "a part of the batch is visible"
+            assert sink.prepare(txn, stage(sink, good), deadline()) == OK
+            assert sink.commit(txn, deadline()) == OK
+        assert self.times(system) == 1
+
+    def test_a_batch_of_rows_that_are_all_refused_leaves_nothing(self, system: System) -> None:
+        mixed = self._with_poison(system)
+        bad = set(system.poison["id"].to_pylist()) if system.poison is not None else set()
+        only = mixed.take([n for n, each in enumerate(mixed["id"].to_pylist()) if each in bad])
+        if not only.num_rows:
+            pytest.skip("all of the poison rows break rules that tasks check")
+        with opened(system) as sink:
+            outcome = sink.prepare(new_txn(), stage(sink, only), deadline())
+            assert isinstance(outcome, Refused), outcome
+            assert set(outcome.rows) == set(range(only.num_rows))
+            assert list(sink.recover(deadline())) == []
 
     def test_a_check_has_no_effect(self, system: System) -> None:
         """Anybody may call it at any time, also while another process has a batch prepared."""

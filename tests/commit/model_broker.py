@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafka_eos_source.commit.machine import Commit, Result
-from kafka_eos_source.commit.request import CommitRequest, ProducerSession, SourceRange
+from kafka_eos_source.commit.request import CommitRequest, ProducerSession, Restage, SourceRange
 from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.commit.verdict import Batch
 from kafka_eos_source.errors import FencedError, KafkaEosError, OutcomeUnknownError
@@ -320,10 +320,11 @@ def run_commit(
     *,
     seconds: float = 30,
     sinks: Sinks | None = None,
+    restage: Restage | None = None,
 ) -> Result:
     """Commits a batch in a process that has kept this producer; None = in a new process."""
     kept, deadline = session or ProducerSession(), Deadline.after_seconds(seconds)
-    return Commit(what, staged, broker, kept, deadline, sinks, sleep=no_sleep).run()
+    return Commit(what, staged, broker, kept, deadline, sinks, restage=restage, sleep=no_sleep).run()
 
 
 def commit(

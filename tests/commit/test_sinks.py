@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
-from kafka_eos_source.commit.two_phase import Sinks, UndecidedSinks
+from kafka_eos_source.commit.two_phase import Refusal, Sinks, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
     InvalidOptionError,
@@ -34,7 +34,9 @@ from kafka_eos_source.sinks.contract import (
     Fatal,
     Ok,
     Outcome,
+    Refused,
     Retryable,
+    RowRefusal,
     SinkContext,
     SinkTxn,
     Staged,
@@ -63,6 +65,7 @@ class ModelSystem:
 
     Attributes:
         answers: outcomes of the next calls, by name of the call; such a call has no effect.
+        poison: rows that the system refuses.
     """
 
     broker: ModelBroker
@@ -70,6 +73,7 @@ class ModelSystem:
     committed: dict[SinkTxn, list[str]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     answers: dict[str, list[Outcome]] = field(default_factory=dict)
+    poison: set[str] = field(default_factory=set)
 
     def reach(self, call: str, *, after: bool) -> None:
         if self.broker.dead:
@@ -92,8 +96,12 @@ class ModelSink(TwoPhaseSink):
         self.system.reach("prepare", after=False)
         if answer := self._scripted("prepare"):
             return answer
+        staged_rows = [row for batch in staged.batches() for row in batch[0].to_pylist()]
+        poison = [number for number, row in enumerate(staged_rows) if row in self.system.poison]
+        if poison:
+            return Refused({number: RowRefusal("poison") for number in poison})
         if txn not in self.system.committed:
-            self.system.prepared[txn] = [row for batch in staged.batches() for row in batch[0].to_pylist()]
+            self.system.prepared[txn] = staged_rows
         self.system.reach("prepare", after=True)
         return Ok(_digest(txn))
 
@@ -156,6 +164,7 @@ class Systems:
     def __init__(self) -> None:
         self.broker = broker_with_genesis()
         self.systems = {name: ModelSystem(self.broker) for name in NAMES}
+        self.restaged = 0
 
     def commit(
         self,
@@ -171,16 +180,30 @@ class Systems:
         sinks = {name: ModelSink(self.systems[name]) for name in names}
         for name, sink in sinks.items():
             sink.open(SinkContext(name, "app", cluster_id))
-        parts = {name: ModelStaged(rows(batch_id)) for name in names}
-        work = Sinks(sinks, parts, batch_id, sleep=no_sleep)
+        left, letters = list(rows(batch_id)), list[str]()
+
+        def work() -> Sinks:
+            staged = {name: ModelStaged(list(left)) for name in names if left}
+            return Sinks(sinks, staged, batch_id, sleep=no_sleep)
+
+        def restage(refusal: Refusal) -> tuple[ModelRows, Sinks]:
+            self.restaged += 1
+            assert refusal.of == len(left)
+            assert all(not system.prepared for system in self.systems.values()), "nothing stays prepared"
+            self.broker.reach("restage", after=False)
+            letters.extend(f"{left[number]} refused by {refusal.sink}" for number in sorted(refusal.rows))
+            left[:] = [row for number, row in enumerate(left) if number not in refusal.rows]
+            return ModelRows([*left, *letters]), work()
+
         wanted = request(batch_id, run_id)
         return run_commit(
             self.broker,
             replace(wanted, **more),
-            ModelRows(rows(batch_id)),
+            ModelRows(left),
             session,
             seconds=seconds,
-            sinks=work,
+            sinks=work(),
+            restage=restage,
         )
 
     def same_everywhere(self, batches: int) -> None:
@@ -487,3 +510,149 @@ def test_every_system_has_each_batch_once_under_any_schedule_of_faults(
         faulty.faults.clear()  # of calls that were not reached
     systems.commit(ProducerSession(), 3, "run-last")  # lists prepared work, and aborts what is left
     systems.same_everywhere(4)
+
+
+# -- rows that a sink refuses ----------------------------------------------------------------------
+
+
+def refused(systems: Systems, batch_id: int, **poison: Sequence[int]) -> list[str]:
+    """Poisons rows of a batch for some sinks; returns the rows that are good everywhere."""
+    good = rows(batch_id)
+    for name, numbers in poison.items():
+        systems.systems[name].poison = {rows(batch_id)[number] for number in numbers}
+        good = [row for row in good if row not in systems.systems[name].poison]
+    return good
+
+
+def only_good_rows(systems: Systems, good: Sequence[str], letters: Sequence[str]) -> None:
+    assert systems.broker.log == [*good, *letters]
+    for name, system in systems.systems.items():
+        assert system.visible() == good, name
+        assert system.prepared == {}, f"{name}: something stays prepared"
+
+
+def test_a_row_that_a_sink_refuses_leaves_all_outputs_and_becomes_one_letter(systems: Systems) -> None:
+    good = refused(systems, 0, database=[1])
+    assert systems.commit(ProducerSession(), 0) == Result(Step.COMMITTED, 1), "Kafka was not begun before"
+    only_good_rows(systems, good, ["0:1 refused by database"])
+    assert committed(systems.broker).rows == len(good) + 1
+
+
+def test_the_next_batch_follows_one_with_refused_rows(systems: Systems) -> None:
+    session = ProducerSession()
+    good = refused(systems, 0, files=[0])
+    systems.commit(session, 0)
+    systems.commit(session, 1)
+    assert systems.broker.log == [*good, "0:0 refused by files", *rows(1)]
+    assert systems.broker.epoch == 1, "the producer stays"
+
+
+def test_each_sink_may_refuse_other_rows(systems: Systems) -> None:
+    good = refused(systems, 0, files=[0], database=[2])
+    systems.commit(ProducerSession(), 0)
+    only_good_rows(systems, good, ["0:0 refused by files", "0:2 refused by database"])
+    assert systems.restaged == 2
+
+
+def test_a_batch_whose_rows_are_all_refused_commits_with_letters_only(systems: Systems) -> None:
+    good = refused(systems, 0, database=range(len(rows(0))))
+    systems.commit(ProducerSession(), 0)
+    only_good_rows(systems, good, [f"{row} refused by database" for row in rows(0)])
+    assert good == []
+    assert committed(systems.broker).sinks is None
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ("prepare", False),
+        ("prepare", True),
+        ("abort", False),
+        ("restage", False),
+        ("begin", False),
+        ("send", False),
+        ("flush", False),
+        ("send_offsets", False),
+        ("commit", False),
+        ("commit", True),
+    ],
+)
+def test_t481_a_driver_killed_around_a_refusal_leaves_each_good_row_once(
+    systems: Systems, call: str, after: bool
+) -> None:
+    """Spark repeats the batch from its tasks on, so the sink refuses the same rows again."""
+    good = refused(systems, 0, database=[1])
+    in_sink = call in ("prepare", "abort")
+    (systems.systems["files"] if in_sink else systems.broker).faults.append(
+        Fault(call, Killed(), after=after)
+    )
+    with pytest.raises(Killed):
+        systems.commit(ProducerSession(), 0)
+    systems.broker.dead = False
+    systems.commit(ProducerSession(), 0, "run-2")
+    only_good_rows(systems, good, ["0:1 refused by database"])
+
+
+def test_a_refused_row_that_fails_the_batch_leaves_nothing_prepared(systems: Systems) -> None:
+    refused(systems, 0, database=[1])
+    systems.broker.faults.append(Fault("restage", InvalidRecordError("row 1 is bad")))
+    with pytest.raises(InvalidRecordError, match="row 1 is bad"):
+        systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(0)
+
+
+def test_a_sink_that_refuses_rows_one_at_a_time_is_stopped_after_a_few_rounds(systems: Systems) -> None:
+    """Each round stages all rows again, so 10,000 rounds of one row would take days."""
+    one = Refused({0: RowRefusal("no")})
+    systems.systems["database"].answers["prepare"] = [one] * 10
+    count = "tests.commit.model_broker.ROWS_PER_BATCH"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(count, 20)
+        with pytest.raises(SinkFailedError, match=r"refuses 1 of 15 rows .* 5 times already.*at once"):
+            systems.commit(ProducerSession(), 0)
+    assert systems.restaged == 5
+    systems.same_everywhere(0)
+
+
+@pytest.mark.parametrize(("numbers", "what"), [([], "no rows"), ([99], "row 99"), ([-1, 0], "row -1")])
+def test_a_sink_that_refuses_rows_that_it_did_not_get_is_named(
+    systems: Systems, numbers: list[int], what: str
+) -> None:
+    answer = Refused({number: RowRefusal("no") for number in numbers})
+    systems.systems["database"].answers["prepare"] = [answer]
+    with pytest.raises(SinkFailedError, match=f"'database' returned Refused with {what}; expected"):
+        systems.commit(ProducerSession(), 0)
+    systems.same_everywhere(0)
+
+
+def test_a_sink_cannot_refuse_rows_when_kafka_has_committed_them(systems: Systems) -> None:
+    systems.systems["database"].answers["commit"] = [Refused({0: RowRefusal("no")})]
+    with pytest.raises(SinkFailedError, match="returned Refused from commit"):
+        systems.commit(ProducerSession(), 0)
+    systems.commit(ProducerSession(), 0, "run-2")
+    systems.same_everywhere(1)
+
+
+def test_the_commit_has_all_of_its_time_again_after_rows_were_staged_again(
+    systems: Systems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink may need long to find the rows that it refuses, and the driver to stage the others again."""
+    clock = [1000.0]
+    monkeypatch.setattr("kafka_eos_source.runtime.deadline.time.monotonic", lambda: clock[0])
+    good = refused(systems, 0, database=[1])
+    left: list[float] = []
+    prepare, reach = ModelSink.prepare, systems.broker.reach
+
+    def timed(self: ModelSink, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        left.append(deadline.remaining_seconds())
+        return prepare(self, txn, staged, deadline)
+
+    def slow(call: str, *, after: bool) -> None:
+        clock[0] += 20 if call == "restage" else 0
+        reach(call, after=after)
+
+    monkeypatch.setattr(ModelSink, "prepare", timed)
+    monkeypatch.setattr(systems.broker, "reach", slow)
+    systems.commit(ProducerSession(), 0, seconds=30)
+    assert left == [30, 30, 30, 30]
+    only_good_rows(systems, good, ["0:1 refused by database"])

@@ -36,6 +36,7 @@ from kafka_eos_source.spark.schema import check_frame
 from kafka_eos_source.spark.worker import StreamingTask
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import reports
+from kafka_eos_source.stage.task import StagedTask
 
 pytestmark = pytest.mark.usefixtures("unknown_topic_limits")
 
@@ -120,7 +121,7 @@ def test_a_staging_folder_that_is_not_shared_is_refused_before_rows_need_it(else
 
 def test_a_batch_write_that_fits_into_commit_messages_needs_no_staging_folder(elsewhere: Sink) -> None:
     """A batch write skips the check of the folder: it has no checkpoint and no later batch."""
-    part = elsewhere("write-1").write_frame(rows()).part
+    part = elsewhere("write-1").write_frame(rows()).staged.part
     assert part is not None
     assert part.inline is not None
 
@@ -157,7 +158,7 @@ def test_a_batch_without_packets_says_whether_reports_of_operators_are_missing(
     )
     frame = with_column_of_packets(FRAME) if only_bad_records else FRAME_WITH_STATE
     columns = check_frame(frame, topic_option="out", include_timestamp=False)
-    part = StagedSink(options, columns, StagingFolder.at(str(tmp_path)), "").write_frame(()).part
+    part = StagedSink(options, columns, StagingFolder.at(str(tmp_path)), "").write_frame(()).staged.part
     assert part is not None
     if only_bad_records:
         assert reports([part], "q", 0) == ()
@@ -265,7 +266,7 @@ def test_a_commit_without_the_message_of_a_task_is_refused(other: WriterCommitMe
     """Without the check, the rows of that task would be lost although Spark considers them written."""
     sink = RecordingSink()
     writer = stream_writer._ArrowStreamWriter(cast(Any, sink), None)
-    message = CommitMessage(PART)
+    message = CommitMessage(StagedTask(PART))
     with pytest.raises(RestartQueryError, match=r"1 of its 3 tasks \(the first is task 1\)") as caught:
         writer.commit([message, other, message], 5)
     assert "again" in caught.value.fix
@@ -285,7 +286,7 @@ def test_a_batch_write_without_the_message_of_a_task_is_refused(
         lambda _options, _folder, _name, parts: committed.append(len(parts)),
     )
     writer = stream_writer._BatchWriter(elsewhere("write-1"), None)
-    message = CommitMessage(PART)
+    message = CommitMessage(StagedTask(PART))
     with pytest.raises(RestartQueryError, match="1 of its 2 tasks"):
         writer.commit([message, None])
     assert committed == []
@@ -300,7 +301,7 @@ def test_the_tasks_report_the_plan_that_spark_had_logged_when_it_pickled_their_w
     monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "1", "r"))
     monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
     reported: list[Any] = []
-    monkeypatch.setattr(micro_batch, "commit_micro_batch", lambda *given: reported.append(given[6]))
+    monkeypatch.setattr(micro_batch, "commit_micro_batch", lambda *given: reported.append(given[5]))
     options = parse_write(
         {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)},
         streaming=True,
@@ -347,6 +348,6 @@ def log(checkpoint: Path, batch_id: int, end: int) -> None:
 
 def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:
     sink = RecordingSink()
-    stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, CommitMessage(PART)], 5)
+    stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, CommitMessage(StagedTask(PART))], 5)
     assert sink.calls == [("discard", 1)]
-    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, CommitMessage(PART)])
+    stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, CommitMessage(StagedTask(PART))])

@@ -257,8 +257,8 @@ def test_the_sink_stages_the_rows_in_packed_batches(
         [(each["__kafka_eos_rows"][0].as_py(),) for each in packed_batches] if as_rows else packed_batches
     )
     message: Any = writer.write(iter(given))
-    assert message.part.rows == 2
-    staged = pa.ipc.open_stream(message.part.inline).read_all().to_pylist()
+    assert message.staged.part.rows == 2
+    staged = pa.ipc.open_stream(message.staged.part.inline).read_all().to_pylist()
     assert staged == [
         {"key": b"k", "value": b"v", "partition": 1},
         {"key": None, "value": b"w", "partition": None},
@@ -287,5 +287,5 @@ def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
     writer = stream_writer.stream_writer(options, packed_frame_schema(ROWS))
     given: Any = pack([rows_batch([(b"k", "v", 1), (None, "w", None)])], ROWS)
     message: Any = writer.write(given)
-    assert message.part.rows == 2
-    assert [(part.sink, part.rows) for part in message.sinks] == [("files", 2)]
+    assert message.staged.part.rows == 2
+    assert [(part.sink, part.rows) for part in message.staged.sinks] == [("files", 2)]

@@ -133,6 +133,7 @@ def test_good_rows_pass_through_and_bad_ones_are_marked_with_their_bytes_and_ori
         "offset": 1,
         "timestamp": None,  # the batch has no such column
         "holds": None,  # the record that was read
+        "headers": None,
     }
     assert marks[b"y"]["offset"] == 0
     good = [each for each in found if marks[each["value"]] is None]
@@ -272,6 +273,19 @@ def test_decoders_see_headers_and_encoders_set_their_own(is_declared: bool, colu
     assert by_value[b"2"]["headers"] == bad, "a dead letter names the schema of its value"
     assert by_value[b"2"]["kafka_eos_invalid"]["message"] == "column 'value': no digits"
     assert by_value[None]["headers"] == (others or None), "180 does not fit"
+
+
+def test_the_mark_of_a_record_keeps_its_headers_if_the_result_has_no_column_for_them() -> None:
+    bad = [{"key": "bad", "value": None}, *HEADER]
+    given = with_headers(HEADER, bad, column=HIDDEN_HEADERS)
+    encode: Any = {"value": Chosen()}
+    rows = schema_of("key", "value")
+    made = converted_columns(times_ten, {"value": Seeing(9)}, encode, FRAME, rows, headers=HIDDEN_HEADERS)
+    assert made.marked.names == ["key", "value", "kafka_eos_invalid"]
+    marked = [row for each in made(iter([given])) for row in each.to_pylist()]
+    found = {row["value"]: row["kafka_eos_invalid"] for row in marked}
+    assert found[b"10"] is None
+    assert found[b"2"]["headers"] == bad
 
 
 def test_a_value_with_an_id_in_front_loses_the_header_of_the_record_that_was_read() -> None:

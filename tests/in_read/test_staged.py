@@ -113,8 +113,11 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def commit(*arguments: Any) -> None:
-        names = ["options", "folder", "parts", "batch_id", "plan", "sink_parts", "planned", "reads"]
-        calls.append(dict(zip(names, arguments, strict=True)))
+        names = ["options", "folder", "tasks", "batch_id", "plan", "planned", "reads", "staging"]
+        call = dict(zip(names, arguments, strict=True))
+        call["parts"] = [part for task in call["tasks"] for part in task.parts]
+        call["sink_parts"] = [part for task in call["tasks"] for part in task.sinks]
+        calls.append(call)
 
     monkeypatch.setattr(micro_batch, "commit_micro_batch", commit)
     return calls
@@ -173,7 +176,7 @@ def test_a_task_without_rows_reports_too(query: Query) -> None:
     """Otherwise nobody could tell an empty result from a lost report."""
     (batch,) = query.tasks()[0].run(iter(()))
     (report,) = query.writer().write(iter([batch])).reports
-    assert report.part.rows == 0
+    assert report.staged.part.rows == 0
     assert report.read.ranges == RANGES[0]
 
 
@@ -219,7 +222,7 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
         "sink.files.columns": "value",
     }
     monkeypatch.setattr("kafka_eos_source.commit.two_phase.cluster_id", lambda *_, **_more: "cluster")
-    monkeypatch.setattr("kafka_eos_source.commit.two_phase.make_ready", lambda *_: None)
+    monkeypatch.setattr("kafka_eos_source.commit.two_phase.make_ready", lambda _, plan: plan)
     batches = [
         batch for task in query.tasks(marked, **sink) for batch in task.run(rows_of("a", "x", schema=marked))
     ]

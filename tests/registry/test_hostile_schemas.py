@@ -23,6 +23,7 @@ from kafka_eos_source.errors import (
     RegistryUnavailableError,
     RetriableError,
 )
+from kafka_eos_source.model import TopicPartition
 from kafka_eos_source.operate import records as people
 from kafka_eos_source.registry import catalog as catalogs
 from kafka_eos_source.registry import codec, protobuf_schema, records
@@ -158,7 +159,9 @@ def seen(writer: Schema, *messages: bytes) -> list[bytes | None]:
     catalogs._catalogs.clear()
     options = {"url": "http://127.0.0.1:1", "retry.timeout.ms": "0"}
     catalogs.catalog(options).add(7, writer)
-    return people._texts(list(messages), options)
+    tp = TopicPartition("t", 0)
+    records_of = [people.TopicRecord(tp, at, None, None, each) for at, each in enumerate(messages)]
+    return [each.value for each in people.decoded(records_of, options)]
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name.startswith("json")])

@@ -40,6 +40,7 @@ from kafka_eos_source.registry.codec import Schema
 from kafka_eos_source.registry.columns import from_registry, registry_schema, subject_name, to_registry
 from kafka_eos_source.registry.frames import frame_prefix
 from kafka_eos_source.registry.records import Decoding, Encoding
+from kafka_eos_source.spark.arrow import HEADERS_ARROW
 from tests.support import registry_server
 from tests.support.registry_server import Server
 
@@ -397,6 +398,9 @@ def test_an_unknown_id_is_a_bad_record_and_an_outage_is_not(server: Server, text
     found = decoder(server).decode(rows)
     assert texts(found) == ["one:a", None]
     assert "does not have schema id 77" in found.errors[1]
+    assert "pass headers= to from_registry" in found.errors[1]
+    with_headers = decoder(server).decode(rows, pa.nulls(2, HEADERS_ARROW))
+    assert "headers" not in with_headers.errors[1], "they are known to say nothing"
     later = server.add("s", "two")
     for fault in ((503, "{}"), (0, ""), (404, "<html>gateway</html>"), (401, "{}")):
         server.fault = fault
@@ -514,6 +518,7 @@ def test_a_schema_that_cannot_be_used_makes_bad_records(server: Server, text_cod
     assert texts(found) == [None, None, "two:a"]
     assert "subject 'gone', imported as 'n'" in found.errors[0]
     assert "the schema format 'XML' is unknown" in found.errors[1]
+    assert "headers" not in found.errors[1], "the record names a schema that the registry has"
 
 
 def test_an_id_that_no_registry_gives_is_a_bad_record(server: Server, text_codec: None) -> None:

@@ -33,6 +33,7 @@ from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import MASK, Secrets
+from kafka_eos_source.stage.task import StagedTask
 from tests.support.simulated_kafka import SimulatedKafka
 
 SECRET = "hunter2-is-secret"
@@ -234,12 +235,14 @@ def test_the_repr_of_no_object_contains_a_secret() -> None:
 def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
-    message = CommitMessage(part, planned=PlannedBatch(7, "digest"))
-    fields = {"part", "dead_letters", "sinks", "planned", "written", "record_bytes", "read", "reports"}
-    assert set(vars(message)) == fields, "of sinks, only names, rows and receipts"
+    message = CommitMessage(StagedTask(part), planned=PlannedBatch(7, "digest"))
+    fields = {"staged", "planned", "written", "record_bytes", "refusing", "read", "reports"}
+    assert set(vars(message)) == fields
+    staged = {"part", "dead_letters", "sinks", "kept"}
+    assert set(vars(message.staged)) == staged, "of sinks, only names, rows and receipts"
     covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges", "lossy"}
     assert set(StagedRead.__dataclass_fields__) == covered
-    assert set(vars(message.part)) == set(StagedPart.__dataclass_fields__)
+    assert set(vars(part)) == set(StagedPart.__dataclass_fields__)
     measured = {"seconds", "staging_seconds", "topics", "traceparent"}
     assert set(TaskFigures.__dataclass_fields__) == measured, "of records, only the header that names a trace"
     assert set(WrittenPart.__dataclass_fields__) == {"records", "query_id", "run_id", "measured"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -35,6 +36,7 @@ from kafka_eos_source.sinks.contract import (
     TwoPhaseSink,
 )
 from kafka_eos_source.sinks.memory import Memory, MemorySink
+from kafka_eos_source.sinks.row_checks import LongestText, RowRule
 from kafka_eos_source.sinks.sink_options import SinkNaming
 from kafka_eos_source.sinks.specs import SinkSpec, parse, targets
 from kafka_eos_source.sinks.targets import refuse_shared
@@ -433,6 +435,82 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
         two_phase.make_ready(options, plan(options))
+
+
+class WithRules(MemorySink):
+    """A user's sink whose table may change."""
+
+    most: ClassVar[int] = 5
+    error: ClassVar[Exception | None] = None
+    asked: ClassVar[int] = 0
+    column: ClassVar[str] = "name"
+
+    @property
+    def refuses_rows(self) -> bool:
+        return True
+
+    def make_ready(self, schema: pa.Schema, deadline: Deadline) -> None:
+        if WithRules.error is not None:
+            raise WithRules.error
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        WithRules.asked += 1
+        if WithRules.error is not None:
+            raise WithRules.error
+        return (LongestText(column=WithRules.column, most=WithRules.most),)
+
+
+@pytest.fixture
+def with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Plan]:
+    """Returns what the driver does for each batch of a query with a sink that has rules for rows."""
+    monkeypatch.setattr(WithRules, "asked", 0)
+    options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
+    return lambda: two_phase.make_ready(options, plan(options))
+
+
+def test_the_rules_of_a_sink_are_asked_for_once_a_minute(
+    with_rules: Callable[[], Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        found = with_rules()
+        assert found.rules == {"left": (), "right": (LongestText(column="name", most=5),)}
+        assert found.refusing == {"right"}
+    assert WithRules.asked == 1
+    monkeypatch.setattr(two_phase, "_RULES_SECONDS", -1.0)
+    monkeypatch.setattr(WithRules, "most", 7)
+    assert with_rules().rules["right"] == (LongestText(column="name", most=7),), "somebody widened the column"
+
+
+@pytest.mark.parametrize("error", [OSError("down"), InvalidSchemaError("the table is gone")])
+def test_the_rules_that_are_known_count_while_the_target_cannot_be_asked(
+    with_rules: Callable[[], Plan], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """If the failure persists, prepare reports it."""
+    before = with_rules()
+    monkeypatch.setattr(two_phase, "_RULES_SECONDS", -1.0)
+    monkeypatch.setattr(WithRules, "error", error)
+    assert with_rules() == before
+
+
+def test_the_rows_are_kept_while_a_target_is_not_ready(
+    with_rules: Callable[[], Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rules are not known yet, so the sink may refuse more rows when it prepares the batch."""
+    monkeypatch.setattr(WithRules, "error", OSError("down"))
+    found = with_rules()
+    assert (found.rules["right"], found.refusing) == ((), {"right"})
+    monkeypatch.setattr(WithRules, "error", None)
+    assert with_rules().rules["right"]
+
+
+def test_a_rule_that_does_not_fit_the_columns_of_the_sink_is_refused(
+    with_rules: Callable[[], Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, every task would fail."""
+    for column in ("amount", "nowhere"):
+        monkeypatch.setattr(WithRules, "column", column)
+        with pytest.raises(SinkFailedError, match=f"'right' has a rule .*column='{column}'"):
+            with_rules()
 
 
 def test_an_outcome_names_options_in_full(tmp_path: Path) -> None:

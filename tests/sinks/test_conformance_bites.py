@@ -8,13 +8,25 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from kafka_eos_source.runtime.deadline import Deadline
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, SinkTxn, Stage, StageContext, Staged
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Outcome,
+    Refused,
+    RowRefusal,
+    SinkTxn,
+    Stage,
+    StageContext,
+    Staged,
+)
 from kafka_eos_source.sinks.memory import SYSTEMS, MemorySink
+from kafka_eos_source.sinks.row_checks import IntegerRange, NotNull, RowRule
 from kafka_eos_source.testing.kills import count_lines
-from kafka_eos_source.testing.sinks import SinkConformance, System
+from kafka_eos_source.testing.sinks import ROWS, SinkConformance, System
 
 
 class ShowsRowsAtPrepare(MemorySink):
@@ -157,6 +169,76 @@ class LosesARow(MemorySink):
         return outcome
 
 
+class Picky(MemorySink):
+    """Refuses rows without a name as a rule, and rows with the name "late" when it prepares them."""
+
+    refuses_rows = True
+
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        return (NotNull(column="name"),)
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        names = [each for batch in staged.batches() for each in batch["name"].to_pylist()]
+        bad = self.chosen([number for number, each in enumerate(names) if each == "late"])
+        if bad:
+            return Refused({number: RowRefusal("too late", "name") for number in bad})
+        return super().prepare(txn, staged, deadline)
+
+    def chosen(self, bad: list[int]) -> list[int]:
+        return bad
+
+
+class RefusesOneRowAtATime(Picky):
+    def chosen(self, bad: list[int]) -> list[int]:
+        return bad[:1]
+
+
+class DoesNotSayThatItRefusesRows(Picky):
+    refuses_rows = False
+
+
+class PreparesGoodRowsOfARefusedBatch(Picky):
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        MemorySink.prepare(self, txn, staged, deadline)
+        return super().prepare(txn, staged, deadline)
+
+
+class HasARuleThatIsStricterThanItsTarget(Picky):
+    def row_rules(self, schema: pa.Schema, deadline: Deadline) -> Sequence[RowRule]:
+        return (NotNull(column="name"), IntegerRange(column="id", low=0, high=3))
+
+
+def picky(sink: type[MemorySink] = Picky) -> System:
+    name = uuid.uuid4().hex
+    system = memory_of(name, sink)
+    rows = ROWS.filter(ROWS["name"].is_valid())
+    late = [{"id": 10, "name": None}, {"id": 11, "name": "late"}, {"id": 12, "name": "late"}]
+    return replace(system, rows=rows, poison=pa.Table.from_pylist(late, ROWS.schema))
+
+
+class TestPicky(SinkConformance):
+    most_kills = 5
+    depth = 2
+
+    @pytest.fixture
+    def system(self) -> System:
+        return picky()
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        RefusesOneRowAtATime,
+        DoesNotSayThatItRefusesRows,
+        PreparesGoodRowsOfARefusedBatch,
+        HasARuleThatIsStricterThanItsTarget,
+    ],
+)
+def test_a_sink_that_refuses_rows_in_another_way_fails_the_conformance_test(sink: type[Picky]) -> None:
+    with pytest.raises(AssertionError):
+        SinkConformance().test_the_rows_that_the_system_refuses_are_named(picky(sink))
+
+
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
@@ -183,14 +265,16 @@ class LosesARow(MemorySink):
 def test_a_sink_that_violates_the_contract_fails_the_conformance_test(
     sink: type[MemorySink], test: Callable[[SinkConformance, System], None]
 ) -> None:
-    name = uuid.uuid4().hex
+    with pytest.raises(AssertionError):
+        test(SinkConformance(), memory_of(uuid.uuid4().hex, sink))
 
+
+def memory_of(name: str, sink: type[MemorySink]) -> System:
     def visible() -> list[dict[str, object]]:
         table = SYSTEMS[name].visible() if name in SYSTEMS else None
         return [] if table is None else table.to_pylist()
 
-    with pytest.raises(AssertionError):
-        test(SinkConformance(), System(sink=lambda: sink(name), visible=visible, in_process=True))
+    return System(sink=lambda: sink(name), visible=visible, in_process=True)
 
 
 class NotOfThisProcess:

@@ -10,12 +10,15 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
-from kafka_eos_source.protocol.packing import CHANGELOG
+from kafka_eos_source.model import ReadTask
+from kafka_eos_source.protocol.packing import CHANGELOG, BadRecordsOfTask
 from kafka_eos_source.sinks.contract import SinkContext
 from kafka_eos_source.sinks.memory import MemorySink
 from kafka_eos_source.sinks.specs import SinkSpec
+from kafka_eos_source.spark.schema import only_changelog
 from kafka_eos_source.stage.fanout import Fanout, Plan, StagedForSink, part_names
 from kafka_eos_source.stage.files import StagingFolder
+from kafka_eos_source.stage.rows import from_batches
 
 FRAME = StructType(
     [
@@ -42,7 +45,8 @@ def rows(to: list[str | None]) -> pa.RecordBatch:
 def fan(tmp_path: Path, plan: Plan, batches: list[pa.RecordBatch], inline: int = 1 << 20) -> Any:
     folder = StagingFolder.at(str(tmp_path / "staging"))
     fanout = Fanout(plan, "app", "cluster", "7", folder, inline)
-    kafka = [row for batch in fanout.rows(batches) for row in batch.to_pylist()]
+    taken = [fanout.take(batch) for batch in batches]
+    kafka = [row for batch in taken if batch is not None for row in batch.to_pylist()]
     parts = fanout.finish()
     staged = {
         route.spec.name: StagedForSink(
@@ -92,12 +96,21 @@ def test_a_sink_without_rows_stages_nothing(tmp_path: Path) -> None:
 
 def test_state_changes_go_only_to_kafka(tmp_path: Path) -> None:
     frame = StructType([*FRAME.fields, StructField(CHANGELOG, BinaryType())])
+    packets = [BadRecordsOfTask(ReadTask(name, "p", 0, 1)).report().to_pybytes() for name in ("a", "b")]
     batch = rows([None, None, "nowhere"]).append_column(
-        CHANGELOG, pa.array([b"packet", None, b"ignores its sink"], pa.binary())
+        CHANGELOG, pa.array([packets[0], None, packets[1]], pa.binary())
     )
-    kafka, _, staged = fan(tmp_path, Plan.of(SINKS, frame, kafka=False), [batch])
-    assert [row[CHANGELOG] for row in kafka] == [b"packet", b"ignores its sink"]
-    assert ids(staged["files"]) == ids(staged["table"]) == [1]
+    fanout = Fanout(
+        Plan.of(SINKS, frame, kafka=False),
+        "app",
+        "cluster",
+        "7",
+        StagingFolder.at(str(tmp_path / "staging")),
+        1 << 20,
+    )
+    (staged,) = from_batches([batch], only_changelog(frame), None, fanout)
+    assert staged["changelog"].to_pylist() == packets
+    assert [(part.sink, part.rows) for part in fanout.finish()] == [("files", 1), ("table", 1)]
 
 
 @pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])
@@ -132,5 +145,5 @@ def test_a_sink_that_cannot_be_opened_is_not_closed(tmp_path: Path) -> None:
     plan = Plan.of([SinkSpec("bad", f"{__name__}:Unopened", options={"system": "s"})], FRAME, kafka=True)
     fanout = Fanout(plan, "app", "cluster", "7", StagingFolder.at(str(tmp_path / "staging")), 1 << 20)
     with pytest.raises(InvalidOptionError, match=r"'sink\.bad\.system' is wrong"):
-        list(fanout.rows([rows([None])]))
+        fanout.take(rows([None]))
     fanout.discard()  # the task attempt failed

@@ -70,7 +70,7 @@ column = pa.Array.from_buffers(pa.binary(), 3, [None, ends, data])
 batch = pa.RecordBatch.from_arrays([column, column], names=["key", "value"])
 staged = sink.StagedSink(options, columns, folder, "write")
 staged.__dict__["sealing"] = SealingPlan("out", 1, 10**6, 10**6, 10**6)  # the driver pickles it to the task
-part = staged.write_frame([batch]).part
+part = staged.write_frame([batch]).staged.part
 assert part.rows == 3, part
 """
 

@@ -30,9 +30,10 @@ from kafka_eos_source.spark.arrow import HEADERS_ARROW, arrow_schema
 from kafka_eos_source.spark.packet_senders import sender_of_read
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import PartStage, StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows
 from kafka_eos_source.stage.parts import StagedRows, check_reads, reports
 from kafka_eos_source.stage.row_rules import RecordLimits
-from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows, staged_schema
+from kafka_eos_source.stage.rows import from_batches, from_rows, staged_schema
 from kafka_eos_source.stage.staging import stage
 
 #: A frame without key and headers, as a query may write it.

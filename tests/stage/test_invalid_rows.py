@@ -20,9 +20,10 @@ from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.spark.arrow import HEADERS_ARROW
 from kafka_eos_source.spark.schema import INVALID, SinkColumns, check_frame, only_changelog
 from kafka_eos_source.stage.files import PartStage, StagingFolder
+from kafka_eos_source.stage.invalid_rows import InvalidRows, RowChecks
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.row_rules import RecordLimits
-from kafka_eos_source.stage.rows import InvalidRows, from_batches, from_rows
+from kafka_eos_source.stage.rows import from_batches, from_rows
 
 MARK = pa.struct(
     [
@@ -186,6 +187,18 @@ def test_a_mark_says_that_the_row_is_output_and_incomplete(tmp_path: Path) -> No
     assert [each.value_bytes for each in found] == [0, None, None, None]
 
 
+def test_a_mark_may_have_the_headers_of_a_row_without_a_column_for_them(tmp_path: Path) -> None:
+    """They may name the schema of the record, which a replay sends again."""
+    type_ = pa.struct([*MARK, pa.field("headers", HEADERS_ARROW)])
+    own = [{"key": "__value_schema_id", "value": b"\1"}]
+    marks = [{"message": "m", "headers": each} for each in (own, None)]
+    batch = frame({}, {}).drop_columns(["headers"]).set_column(4, INVALID, pa.array(marks, type_))
+    columns = replace(COLUMNS, headers=None, invalid=4)
+    _, letters, _ = staged(batch, tmp_path, columns=columns)
+    named = [[each for each in letter["headers"] if each[0].startswith("__value")] for letter in letters]
+    assert named == [[("__value_schema_id", b"\1")], []]
+
+
 def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> None:
     """Spark passes such text on unchecked, and Arrow refuses it with a bare error."""
 
@@ -211,7 +224,14 @@ def test_text_that_is_not_utf8_is_repaired_in_letters_and_names_its_rule() -> No
     ):
         written.clear()
         invalid = InvalidRows("dead", LIMITS, {}, "out", lambda schema: Stage())  # type: ignore[arg-type,return-value]
-        assert invalid.take({"value": value, **columns}, marks)["value"].to_pylist() == left
+        marked = {} if marks is None else {"mark": marks}
+        batch = pa.record_batch({"value": value, **columns, **marked})
+        at = {name: batch.schema.get_field_index(name) for name in batch.schema.names}
+        found = SinkColumns(None, None, None, None, None, None)
+        named = replace(found, **{"invalid" if name == "mark" else name: each for name, each in at.items()})
+        reasons = RowChecks(named, LIMITS).reasons(batch)
+        assert reasons is not None
+        assert invalid.take(batch, reasons, named)["value"].to_pylist() == left
         assert written[0][records.MESSAGE].decode() == reason
 
 
