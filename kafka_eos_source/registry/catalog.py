@@ -43,6 +43,12 @@ _DEEPEST, _MOST_REFERENCES = 50, 1000
 _MOST_KEPT_BYTES = 128 << 20
 
 
+class UnknownId(str):
+    """The reason why an id has no schema: the registry does not have it."""
+
+    __slots__ = ()
+
+
 #: A client of a registry.
 Client = SchemaRegistry | GlueRegistry
 
@@ -54,12 +60,6 @@ def registry_client(options: Mapping[str, Any]) -> Client:
         InvalidOptionError: if an option is unknown or malformed, or the client is not installed.
     """
     return GlueRegistry(options) if is_glue(options) else SchemaRegistry(options)
-
-
-class UnknownId(str):
-    """The reason why an id has no schema: the registry does not have it."""
-
-    __slots__ = ()
 
 
 class Catalog:

@@ -301,11 +301,12 @@ class Framed:
         """Returns the error of a row that names no schema in front of its payload."""
         length = int(self.messages.ends[row] - self.messages.begins[row])
         if not length:
-            return "the message is empty; expected the magic byte and a schema id"
+            return f"the message is empty; expected the magic byte and a schema id; {self._in_header()}"
         found = self.messages.beginning(row)
         if found[0] in (_ID, _GUID):
             least = 1 + (self.naming.id_bytes if found[0] == _ID else _GUID_BYTES)
-            return f"the message has {length} bytes; expected at least {least} for magic byte and schema id"
+            text = f"the message has {length} bytes; expected at least {least} for magic byte and schema id"
+            return f"{text}; {self._in_header()}"
         text = (
             "the message does not begin with the magic byte 0x00 of a schema registry, but with "
             f"{found[0]:#04x}"
@@ -316,20 +317,26 @@ class Framed:
 
     def _in_header(self) -> str:
         """Returns what is known about a header that may name the schema of a record."""
+        if self.naming.header is None:
+            return "headers are not looked at, because the registry has 'schema.id.location=payload'"
         if self.has_headers:
             return f"its record has no header {self.naming.header!r}, which could name its schema"
         return (
-            f"an id in the header {self.naming.header or VALUE_HEADER!r} is not seen here: pass headers= to "
-            "from_registry, or select the column 'headers' for map_in_read"
+            f"an id in the header {self.naming.header!r} is not seen here: pass headers= to from_registry, "
+            "or select the column 'headers' for map_in_read"
         )
 
 
-_AZURE = "Azure Schema Registry, which kafka-eos cannot ask"
+_AZURE = (
+    "Azure Schema Registry, whose interface is another one; read such records without registry=, and decode "
+    "them in a function of map_in_read"
+)
 _APICURIO = (
     "Apicurio's headers, which kafka-eos does not read; the producer's settings "
     "'apicurio.registry.headers.enabled=false' and 'apicurio.registry.id-handler="
     "io.apicurio.registry.serde.Default4ByteIdHandler' name schemas as Confluent's serializers do"
 )
+_LEFT_OVER = "; if the header is left over, 'schema.id.location=payload' of the registry ignores all headers"
 #: Headers in which other registries name schemas, by `Naming.header`; how the value begins; and whose it is.
 _FOREIGN: dict[str, tuple[tuple[str, str, str], ...]] = {
     VALUE_HEADER: (
@@ -361,7 +368,7 @@ def _foreign(headers: _Headers, header: str) -> dict[int, str]:
         rows, values = headers.last(name)
         rows = rows[pc.starts_with(values, beginning).to_numpy(zero_copy_only=False)]
         for row in rows.tolist():
-            found.setdefault(row, f"the header {name!r} names the schema in {whose}")
+            found.setdefault(row, f"the header {name!r} names the schema in {whose}{_LEFT_OVER}")
     return found
 
 

@@ -154,8 +154,9 @@ def test_entries_of_a_row_without_headers_do_not_count() -> None:
 
 def test_headers_that_are_not_looked_at_name_nothing() -> None:
     headers = column_of([[(VALUE_HEADER, name(7, ()))]])
-    framed = Framed.of(pa.array([frame_prefix(5)]), headers, Naming(None))
+    framed = Framed.of(pa.array([frame_prefix(5), b""]), headers, Naming(None))
     assert [each.schema_id for each in framed.frames()[0]] == [5]
+    assert "the registry has 'schema.id.location=payload'" in framed.frames()[1][1]
 
 
 @pytest.mark.parametrize(

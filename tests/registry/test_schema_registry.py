@@ -321,10 +321,9 @@ def test_rows_of_several_schemas_keep_their_order(server: Server, text_codec: No
     column = pa.array([b"before", *rows, b"", b"behind"], pa.large_binary()).slice(1, 6)
     found = decoder(server).decode(column)
     assert texts(found) == ["one:a", None, "two:b", None, "one:c", None]
-    assert found.errors == {
-        3: f"schema id {second}: the payload is bad",
-        5: "the message is empty; expected the magic byte and a schema id",
-    }
+    assert sorted(found.errors) == [3, 5]
+    assert found.errors[3] == f"schema id {second}: the payload is bad"
+    assert "the message is empty; expected the magic byte and a schema id" in found.errors[5]
 
 
 @pytest.mark.parametrize("schemas", [1, 2, 7])
