@@ -1,4 +1,4 @@
-"""Compiles the text of a .proto file, with the files that it imports, to descriptors.
+"""Compiles a .proto file, with the files that it imports, to descriptors. Each is a text, or a descriptor.
 
 The compiler is the real protoc, which grpcio-tools contains. It runs in a process of its own, because it
 reports errors on stderr, and because the files of a schema come from a registry: a process can be given
@@ -6,7 +6,7 @@ limits of CPU time and memory. The names of the files are checked before they re
 
 How protoc ends decides whether the schema is at fault, or the machine::
 
-    exit status 1, with a reason on stderr        the schema       InvalidSchemaError
+    exit status 1, with a reason, twice           the schema       InvalidSchemaError
     killed by SIGXCPU: its CPU time is used up    the schema       InvalidSchemaError
     crashed (SIGSEGV, SIGABRT, …), no memory      the schema       InvalidSchemaError
     killed by SIGKILL, SIGTERM, SIGINT, SIGHUP    the machine      RetriableError
@@ -158,10 +158,9 @@ def _compile(schema: Schema) -> _File:
 
 def _imported_whole(file: Any) -> str | None:
     """Returns the file that a file without contents imports publicly, as Confluent's Java client does."""
-    is_empty = not (file.message_type or file.enum_type or file.extension)
-    return (
-        file.dependency[0] if is_empty and len(file.dependency) == len(file.public_dependency) == 1 else None
-    )
+    has_contents = file.message_type or file.enum_type or file.extension or file.service
+    is_import = len(file.dependency) == len(file.public_dependency) == 1
+    return file.dependency[0] if is_import and not has_contents else None
 
 
 class _Files:
@@ -183,7 +182,7 @@ class _Files:
         self._names = {path: path for path in FILES}
         found: dict[str, Schema] = {}
         for each in schema.imports():  # Java's client takes the first of several with the same path
-            if not (each.name.startswith("google/protobuf/") and _is_included(each.name)):
+            if not (each.name.startswith("google/protobuf/") and each.name in _included()):
                 found.setdefault(each.name, each.schema)
         self._is_usual = _are_usual(found)
         paths: dict[Schema, str] = {}
@@ -252,7 +251,7 @@ class _Files:
 
     def _include(self, path: str) -> bool:
         """Returns whether a file can be imported, as a reference or as one that everybody has."""
-        if path not in self._names and _is_usual(path) and _is_included(path):
+        if path not in self._names and path in _included():
             self._names[path] = path
         return path in self._names
 
@@ -450,9 +449,14 @@ def _is_usual(path: str) -> bool:
     )
 
 
-def _is_included(path: str) -> bool:
-    """Returns whether a path, which is a usual one, is that of a file of Google's packages."""
-    return any((folder / path).is_file() for folder in _include_folders())
+@lru_cache(maxsize=1)
+def _included() -> frozenset[str]:
+    """Returns the paths of the files of Google's packages, which every client has."""
+    return frozenset(
+        file.relative_to(folder).as_posix()
+        for folder in _include_folders()
+        for file in (folder / "google").rglob("*.proto")
+    )
 
 
 def _serialized_file(text: str) -> Any | None:
