@@ -463,6 +463,17 @@ def test_a_message_number_that_leads_nowhere_is_an_error_of_its_record(
     assert said in found.errors[1]
 
 
+def test_the_decimal_of_glues_converter_needs_no_reference(server: Server) -> None:
+    """AWS ships this file in its library, so schemas import it although Glue has no references."""
+    text = """syntax = "proto3";
+    import "additionalTypes/decimal.proto";
+    message Price { .additionalTypes.Decimal amount = 1; }"""
+    price = server.add("prices", text, "PROTOBUF")
+    message = framed(b"\0\x0a\x06\x08\x07\x18\x03\x20\x02", version=str(price))
+    found = registry_schema(server.options, topic="prices").decoding().decode(pa.array([message]))
+    assert found.values.to_pylist() == [{"amount": {"units": 7, "fraction": 0, "precision": 3, "scale": 2}}]
+
+
 def test_a_payload_that_is_large_without_compression_is_an_error_of_its_record(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
