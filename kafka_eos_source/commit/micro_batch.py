@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kafka_eos_source.commit import first_records, two_phase
+from kafka_eos_source.commit import first_records, open_sinks, two_phase
 from kafka_eos_source.commit.first_records import FirstRecords
 from kafka_eos_source.commit.identity_file import IdentityFile
 from kafka_eos_source.commit.machine import Commit, Result
@@ -448,7 +448,7 @@ def _commit(options: WriteOptions, work: _Work, trace: Trace) -> Result:
         result = commit.run()
     except BaseException:
         if work.sinks is not None:
-            two_phase.close(options, application_id)
+            open_sinks.close(options, application_id)
         raise
     _log.info(
         "batch %d of %s: %s, %d records, %d transactions",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks, two_phase
 from kafka_eos_source.errors import InvalidRecordError, KafkaEosError, SinkFailedError
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.observe.trace import Trace
@@ -75,14 +75,11 @@ class BatchRows:
         """Implements `request.Restage`."""
         assert self._staging is not None, "the query has sinks outside Kafka"
         staging = self._staging()
-        has_kept = all(
-            task.kept is not None or all(part.sink != refusal.sink for part in task.sinks)
-            for task in self.tasks
-        )
         assert staging.plan is not None
         kept = KeptRows(self._folder, str(self._batch_id), staging.plan, self.tasks)
-        numbers = kept.numbers(refusal.sink, refusal.rows) if has_kept else {}
-        if staging.limits is None or not has_kept:
+        has_rows = staging.plan.keeps(refusal.sink)
+        numbers = kept.numbers(refusal.sink, refusal.rows) if has_rows else {}
+        if staging.limits is None or not has_rows:
             raise _refused(refusal, self._batch_id, _places(kept, numbers), fails=staging.limits is None)
         for task, rows in numbers.items():
             refused = {row: (refusal.sink, refusal.rows[number]) for row, number in rows.items()}
@@ -95,7 +92,7 @@ class BatchRows:
 
     def _opened(self) -> two_phase.Sinks:
         assert self._plan is not None
-        return two_phase.work(
+        return open_sinks.work(
             self._options,
             self._plan,
             self._folder,

@@ -195,9 +195,9 @@ class StagedSink:
         """Kafka's id of the sink's cluster, which sinks outside Kafka need; "" if there are none."""
         if self.plan is None:
             return ""
-        from kafka_eos_source.commit import two_phase
+        from kafka_eos_source.commit import open_sinks
 
-        return two_phase.cluster_id(self.options, renew=True)
+        return open_sinks.cluster_id(self.options, renew=True)
 
     @cached_property
     def planned(self) -> PlannedBatch | None:
@@ -213,9 +213,9 @@ class StagedSink:
         """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready."""
         if self.plan is None:
             return None
-        from kafka_eos_source.commit import two_phase
+        from kafka_eos_source.commit import open_sinks
 
-        return replace(two_phase.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+        return replace(open_sinks.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
 
     @property
     def sets_aside(self) -> bool:

@@ -355,10 +355,10 @@ def _owner_text(txn: SinkTxn) -> str:
 @contextmanager
 def _opened(query: Query, kafka: KafkaView) -> Iterator[Mapping[str, TwoPhaseSink]]:
     """Opens the sinks of the query, and closes all of them at the end, also after an error."""
-    from kafka_eos_source.commit import two_phase
+    from kafka_eos_source.commit import open_sinks
 
     with ExitStack() as stack:
-        sinks = two_phase.open_all(
+        sinks = open_sinks.open_all(
             query.options.sinks, query.application_id, kafka.cluster_id, query.options.checkpoint_location
         )
         for sink in sinks.values():

@@ -139,10 +139,13 @@ class Plan:
             needed.add(self.router)
         return tuple(sorted(needed))
 
+    def keeps(self, sink: str) -> bool:
+        """Returns whether the kept rows have all rows of a sink."""
+        return bool(self.kept) and (self.sets_aside or sink in self.refusing)
+
     def is_in_kept_rows(self, route: Route) -> bool:
         """Returns whether the kept rows have all rows and columns of a sink."""
-        has_rows = self.sets_aside or route.spec.name in self.refusing
-        return has_rows and bool(self.kept) and set(route.columns) <= set(self.kept)
+        return self.keeps(route.spec.name) and set(route.columns) <= set(self.kept)
 
     def destined(self, batch: pa.RecordBatch, output: str) -> pa.Array:
         """Returns which rows of a frame with the column `sink` go to an output.

@@ -144,6 +144,13 @@ class Staging:
             return chain(packets, from_batches(rows, self.columns, invalid, fanout, find))
 
         staged = self._stage(without, before.part)
+        left = 0 if staged.kept is None else staged.kept.rows
+        letters = sum(each.rows for each in staged.dead_letters)
+        if left + len(refused) != kept.rows or (self.dead_letter_topic and letters != len(refused)):
+            raise AssertionError(
+                f"of {kept.rows} kept rows, {len(refused)} are refused; the driver staged {left} rows and "
+                f"{letters} letters"
+            )
         return replace(staged, dead_letters=(*before.dead_letters, *staged.dead_letters))
 
     def _packets(self, part: StagedPart) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from kafka_eos_source.commit import at_least_once, identity_file, machine, micro_batch, two_phase
+from kafka_eos_source.commit import at_least_once, identity_file, machine, micro_batch, open_sinks, two_phase
 from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as writer_module
 from kafka_eos_source.datasource.writer import batch_writer, stream_writer
@@ -104,8 +104,8 @@ def worker_globals() -> dict[str, Any]:
     """Returns the module globals of a new commit worker."""
     return {
         "_sessions": type(micro_batch._sessions)(),
-        "_opened": type(two_phase._opened)(),
-        "_ready": set(),
+        "_opened": type(open_sinks._opened)(),
+        "_ready": {},
         "_identities": set(),
     }
 
@@ -115,8 +115,8 @@ def worker(kept: Mapping[str, Any]) -> Iterator[None]:
     """Sets the module globals of the commit worker that is running."""
     with (
         patch.object(micro_batch, "_sessions", kept["_sessions"]),
-        patch.object(two_phase, "_opened", kept["_opened"]),
-        patch.object(two_phase, "_ready", kept["_ready"]),
+        patch.object(open_sinks, "_opened", kept["_opened"]),
+        patch.object(open_sinks, "_ready", kept["_ready"]),
         patch.object(identity_file, "_checked", kept["_identities"]),
     ):
         yield
@@ -147,13 +147,13 @@ def installed(
         # tasks stage rows, as when no broker answers this question, but without waiting for it
         replace(staging, "sealing_plan", lambda _kafka, _topic: None)
         replace(at_least_once, "check_target", lambda _options: None)
-        replace(two_phase, "cluster_id", lambda _options, **_more: clients().cluster_id)
+        replace(open_sinks, "cluster_id", lambda _options, **_more: clients().cluster_id)
         replace(at_least_once, "RecordProducer", lambda _config, _name: direct_producer())
         replace(at_least_once, "_producers", {})
         replace(at_least_once, "report", lambda *_: None)
         replace(shard_module, "time", SimpleNamespace(time_ns=lambda: executor_ms() * 1_000_000))
         replace(writer_module, "task_begins", lambda: None)
-        replace(two_phase, "WatchedSink", lambda sink, _naming: sink)
+        replace(open_sinks, "WatchedSink", lambda sink, _naming: sink)
         clock = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: driver_ms() * 1_000_000)
         replace(machine, "time", clock)
         for module in (machine, two_phase):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks, two_phase
 from kafka_eos_source.commit.refused_rows import BatchRows
 from kafka_eos_source.commit.two_phase import Refusal
 from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
@@ -29,7 +29,7 @@ def task(tmp_path: Path) -> Task:
 
 def batch_of(task: Task, tasks: Sequence[StagedTask], monkeypatch: pytest.MonkeyPatch) -> BatchRows:
     """Returns the rows of a batch, whose sinks are memories."""
-    monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
+    monkeypatch.setattr(open_sinks, "cluster_id", lambda _options: "cluster")
     sinks = {"sinks": "table,files", "sink.table.type": "memory", "sink.files.type": "memory"}
     given = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": task.folder.location}
     options = parse_write({**given, **sinks}, streaming=True)
@@ -96,6 +96,17 @@ def test_a_refused_row_that_fails_the_batch_is_named_with_its_origin(
         "and 1 more. Nothing of the batch was committed."
     )
     assert "onInvalidRecord" in refused.value.fix
+
+
+def test_without_setting_aside_only_rows_of_sinks_that_may_refuse_some_are_kept(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sink counts its rows otherwise, so the error names no origin instead of a wrong one."""
+    task.sets_aside = False
+    rows = [{"id": 0, "sink": "files"}, {"id": 1, "sink": "table"}, {"id": 2, "sink": "files"}]
+    batch = batch_of(task, [task.staging.batches([frame(rows)])], monkeypatch)
+    with pytest.raises(InvalidRecordError, match=r"'files' refuses 1 of 2 rows of batch 7: no\. Nothing"):
+        batch.without(Refusal("files", {1: RowRefusal("no")}, 2))
 
 
 @pytest.mark.parametrize("sets_aside", [True, False])

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from integration.support.checkpoint import SparkCheckpoint
 from kafka_eos_source import datasource
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks
 from kafka_eos_source.commit.identity_file import Identity
 from kafka_eos_source.datasource import KafkaEosDataSource, start_checks
 from kafka_eos_source.datasource.checks_on_server import check_on_server, options_of_check, schema_of_check
@@ -428,13 +429,14 @@ def test_a_topic_of_the_same_name_on_another_cluster_is_another_topic(
     assert bool(job.check()) is not is_other
 
 
-def test_sinks_outside_kafka_check_their_targets(job: Job) -> None:
+def test_sinks_outside_kafka_check_their_targets(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_sinks, "_opened", OrderedDict())
     folders = [str(job.folder / name) for name in ("lake", "copy")]
     job.sink |= {"application.id": "app", "sinks": "lake, copy"}
     for name, folder in zip(("lake", "copy"), folders, strict=True):
         job.sink |= {f"sink.{name}.type": "filesystem", f"sink.{name}.path": folder}
     assert job.check() == []
-    assert not two_phase._opened, "they are closed again"
+    assert not open_sinks._opened, "they are closed again"
     job.sink["sink.copy.path"] = folders[0]
     assert "write to the same target" in refused(job, InvalidOptionError)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from kafka_eos_source.commit import at_least_once, two_phase
+from kafka_eos_source.commit import at_least_once, open_sinks
 from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
@@ -270,7 +270,7 @@ def test_sinks_outside_kafka_get_the_rows_in_packed_batches(
 ) -> None:
     monkeypatch.setattr(sink, "running_task", lambda: StreamingTask("q", "0", "r"))
     monkeypatch.setattr(at_least_once, "check_target", lambda options: None)
-    monkeypatch.setattr(two_phase, "cluster_id", lambda *_, **__: "cluster")
+    monkeypatch.setattr(open_sinks, "cluster_id", lambda *_, **__: "cluster")
     options = parse_write(
         {
             "kafka.bootstrap.servers": "b:9092",

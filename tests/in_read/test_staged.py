@@ -221,8 +221,8 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
         "sink.files.path": str(tmp_path / "files"),
         "sink.files.columns": "value",
     }
-    monkeypatch.setattr("kafka_eos_source.commit.two_phase.cluster_id", lambda *_, **_more: "cluster")
-    monkeypatch.setattr("kafka_eos_source.commit.two_phase.make_ready", lambda _, plan: plan)
+    monkeypatch.setattr("kafka_eos_source.commit.open_sinks.cluster_id", lambda *_, **_more: "cluster")
+    monkeypatch.setattr("kafka_eos_source.commit.open_sinks.make_ready", lambda _, plan: plan)
     batches = [
         batch for task in query.tasks(marked, **sink) for batch in task.run(rows_of("a", "x", schema=marked))
     ]

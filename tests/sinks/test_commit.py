@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit import two_phase
+from kafka_eos_source.commit import open_sinks
 from kafka_eos_source.commit.two_phase import Fate, Sinks, fate, named_by
 from kafka_eos_source.errors import (
     InvalidOptionError,
@@ -50,12 +50,12 @@ ATTEMPT = "0123456789abcdef0123"
 CONTEXTS = {name: SinkContext(name, "app", "cluster") for name in NAMES}
 
 
-ASK_FOR_CLUSTER_ID = two_phase.cluster_id
+ASK_FOR_CLUSTER_ID = open_sinks.cluster_id
 
 
 @pytest.fixture(autouse=True)
 def _a_cluster_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_phase, "cluster_id", lambda _options: "cluster")
+    monkeypatch.setattr(open_sinks, "cluster_id", lambda _options: "cluster")
 
 
 def memories() -> dict[str, TwoPhaseSink]:
@@ -350,19 +350,19 @@ def test_a_process_asks_once_for_the_cluster_and_the_planning_process_again_afte
             return answer
 
     options = given_options(tmp_path, **{"kafka.bootstrap.servers": uuid.uuid4().hex, "sinks": "left"})
-    monkeypatch.setattr(two_phase, "TopicAdmin", Admin)
+    monkeypatch.setattr(open_sinks, "TopicAdmin", Admin)
     ask = ASK_FOR_CLUSTER_ID
     answers[:] = [UnavailableError("down")]
     with pytest.raises(UnavailableError):
         ask(options)
     answers[:] = ["A"]
     assert (ask(options), ask(options, renew=True)) == ("A", "A")
-    monkeypatch.setattr(two_phase, "_CLUSTER_SECONDS", 0.0)
+    monkeypatch.setattr(open_sinks, "_CLUSTER_SECONDS", 0.0)
     answers[:] = [UnavailableError("down"), "B"]
     assert ask(options, renew=True) == "A", "what is known, if no broker answers"
     assert (ask(options, renew=True), ask(options)) == ("B", "B")
     answers[:] = ["C"]
-    two_phase.close(options, "app")
+    open_sinks.close(options, "app")
     assert ask(options) == "C", "after an error it asks again"
 
 
@@ -393,7 +393,7 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
         "sink.right.format": "json",
     }
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
-        two_phase.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
+        open_sinks.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
 
 
@@ -408,7 +408,7 @@ def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
     options = given_options(tmp_path, **late)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            two_phase.make_ready(options, plan(options))
+            open_sinks.make_ready(options, plan(options))
     told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("sink 'right'")
@@ -419,7 +419,7 @@ def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> N
     url = {"sink.right.type": "sql", "sink.right.url": "pass:word", "sink.right.table": "t"}
     options = given_options(tmp_path, **url)
     with pytest.raises(InvalidOptionError, match=r"option 'sink\.right\.url' has a value \(not shown\)"):
-        two_phase.make_ready(options, plan(options))
+        open_sinks.make_ready(options, plan(options))
 
 
 class Choosy(MemorySink):
@@ -434,7 +434,7 @@ def test_an_error_of_a_users_sink_names_the_sink(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidSchemaError, match=r"sink 'right': column 'id' .* correct sink\.right\.columns"
     ):
-        two_phase.make_ready(options, plan(options))
+        open_sinks.make_ready(options, plan(options))
 
 
 class WithRules(MemorySink):
@@ -465,7 +465,7 @@ def with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     """Returns what the driver does for each batch of a query with a sink that has rules for rows."""
     monkeypatch.setattr(WithRules, "asked", 0)
     options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
-    return lambda: two_phase.make_ready(options, plan(options))
+    return lambda: open_sinks.make_ready(options, plan(options))
 
 
 def test_the_rules_of_a_sink_are_asked_for_once_a_minute(
@@ -476,7 +476,7 @@ def test_the_rules_of_a_sink_are_asked_for_once_a_minute(
         assert found.rules == {"left": (), "right": (LongestText(column="name", most=5),)}
         assert found.refusing == {"right"}
     assert WithRules.asked == 1
-    monkeypatch.setattr(two_phase, "_RULES_SECONDS", -1.0)
+    monkeypatch.setattr(open_sinks, "_RULES_SECONDS", -1.0)
     monkeypatch.setattr(WithRules, "most", 7)
     assert with_rules().rules["right"] == (LongestText(column="name", most=7),), "somebody widened the column"
 
@@ -487,7 +487,7 @@ def test_the_rules_that_are_known_count_while_the_target_cannot_be_asked(
 ) -> None:
     """If the failure persists, prepare reports it."""
     before = with_rules()
-    monkeypatch.setattr(two_phase, "_RULES_SECONDS", -1.0)
+    monkeypatch.setattr(open_sinks, "_RULES_SECONDS", -1.0)
     monkeypatch.setattr(WithRules, "error", error)
     assert with_rules() == before
 
