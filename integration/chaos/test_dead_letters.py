@@ -341,6 +341,20 @@ def test_t498_a_run_whose_first_batch_has_only_bad_records_stops_before_it_write
     assert not read_back(scenario.bootstrap, scenario.sink)
 
 
+@pytest.mark.parametrize("way", [{"undecodable": "[1-9]"}, {"marks": "[1-9]"}], ids=["set aside", "marked"])
+def test_t498_a_good_record_in_the_first_batch_of_a_run_is_enough_for_the_whole_run(
+    scenario: Scenario, way: dict[str, Any]
+) -> None:
+    dead = scenario.admin.create(f"dead-{scenario.sink}", 1)
+    sink = {"onInvalidRecord": "dead-letter", "deadLetter.topic": dead}
+    scenario.feed(2400)  # only 000000 is good, the first record of its partition
+    last = scenario.start(sink=sink, source={"maxOffsetsPerTrigger": "1200"}, **way)
+    last.finish()
+    assert "BATCH 1" in last.log.read_text()
+    assert values(read_back(scenario.bootstrap, scenario.sink)) == ["000000"]
+    assert len(read_back(scenario.bootstrap, dead)) == 2399
+
+
 @pytest.mark.fault("T54", "a rule is switched off; the others' tests must then fail", "its own")
 def test_t54_without_the_first_look_a_whole_topic_goes_to_the_dead_letters(scenario: Scenario) -> None:
     """Proves that the test above can fail."""

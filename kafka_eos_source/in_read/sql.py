@@ -209,9 +209,9 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
     )
     on_tables = engine.text_of(input_first(tree, checked.of_input)) if static else None
     query, keys = engine.text_of(tree), 0
-    in_order = engine.operators(query) <= IN_ORDER
+    operators = engine.operators(query)
     failing, is_exact = engine.failing(tree)
-    if not in_order:
+    if not operators <= IN_ORDER:
         lower = frozenset(each.lower() for each in known)
         order = KeyedOrder(text, draft.name, lower, checked.of_input, engine.tree_of, engine.binds)
         keys = order.add(tree)
@@ -225,7 +225,7 @@ def _compiled(engine: Engine, draft: SqlTransform, static: Mapping[str, pa.Table
         keys=keys,
         copies=copies,
         failing=failing,
-        is_exact=is_exact and in_order,
+        is_exact=is_exact and "UNNEST" not in operators,
         table_digests=digests,
     )
     with closing(Engine(found)) as final:

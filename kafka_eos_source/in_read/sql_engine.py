@@ -309,30 +309,34 @@ class Engine:
         """Returns a query that tells for each row of the input whether it fails, and whether that is exact.
 
         ``TRY`` of a row of values is null only if one of them fails. So the query tries what a SELECT
-        computes of the input's columns alone. It is exact if that is all that the SELECT does. Otherwise it
-        may leave rows out, such as those for which a condition of a join fails, and name rows that do not
-        fail, because they find no partner. None if there is nothing to try.
+        computes of the input's columns alone. It is exact if the SELECT computes that for each row. Otherwise
+        it may name rows that do not fail, because they find no partner. It may leave rows out, such as those
+        for which a condition of a join fails. None if there is nothing to try.
 
         Args:
             tree: the text.
         """
-        source = self._input_of(tree.get("from_table") or {})
+        source, keeps_all = self._input_of(tree.get("from_table") or {})
         if tree["type"] != "SELECT_NODE" or source is None:
             return None, False
         values = [{**each, "alias": ""} for each in tree["select_list"] if each["class"] not in _NEVER_FAIL]
-        whole = self._failing(source, tree.get("where_clause"), values)
-        if whole is not None:
-            return whole, source is tree["from_table"]
-        return self._failing(
-            source, None, [each for each in values if self._failing(source, None, [each])]
-        ), False
+        alone = [each for each in values if self._failing(source, None, [each]) is not None]
+        condition = tree.get("where_clause")
+        if condition is not None and self._failing(source, condition, ()) is None:
+            condition, keeps_all = None, False
+        return self._failing(source, condition, alone), keeps_all
 
-    def _input_of(self, table: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Returns the input in the tables of a SELECT; None if they do not begin with it."""
+    def _input_of(self, table: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+        """Returns the input in the tables of a SELECT, and whether they keep each of its rows.
+
+        It is None if the tables do not begin with it.
+        """
+        keeps_all = True
         while table.get("type") == "JOIN":
+            keeps_all = keeps_all and table["join_type"] == "LEFT"
             table = table["left"]
         is_input = table.get("type") == "BASE_TABLE" and table["table_name"].lower() == self.step.name.lower()
-        return table if is_input else None
+        return (table, keeps_all) if is_input else (None, False)
 
     def _failing(
         self, source: Mapping[str, Any], condition: Mapping[str, Any] | None, values: Sequence[Any]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from kafka_eos_source.cli import main
 from kafka_eos_source.errors import OperatorError
 from kafka_eos_source.kafka.reader import LogEnds
 from kafka_eos_source.model import GroupOffset, TopicPartition
@@ -15,6 +18,7 @@ from kafka_eos_source.operate.records import TopicRecord
 from kafka_eos_source.operate.replay import Replay, group_of, ranges
 from kafka_eos_source.protocol import records
 from kafka_eos_source.protocol.records import DeadLetter, without_ours
+from kafka_eos_source.spark.arrow import HEADERS_ARROW, with_unescaped_names
 
 DEAD = TopicPartition("dead", 0)
 LOGS = {DEAD: LogEnds(2, 9, 10)}
@@ -54,6 +58,22 @@ def letter(offset: int = 0, timestamp_ms: int | None = 1000, **headers: str | No
 )
 def test_a_letter_is_selected_if_it_meets_all_conditions(conditions: dict[str, Any], selects: bool) -> None:
     assert Filter(**conditions).selects(letter()) is selects
+
+
+@pytest.mark.parametrize("place", ["17", "0:", ":3", "-1:3", "0:x", "0:" + "9" * 20, "0:1:2"])
+def test_a_place_that_is_none_is_refused(place: str) -> None:
+    found = CliRunner().invoke(main, ["dead-letters", "replay", "dead", "--at", place])
+    assert found.exit_code == 2
+    assert "expected PARTITION:OFFSET" in found.output
+
+
+def test_names_of_headers_that_are_not_utf8_are_sent_again_as_they_were() -> None:
+    columns = {"value": pa.array([b"1", b"2"], pa.binary())}
+    headers = pa.array([[("a\\xFF", b"1"), ("b", None)], None], HEADERS_ARROW)
+    rows = with_unescaped_names(pa.record_batch({**columns, "headers": headers}))
+    assert rows.column("headers").flatten().field(0).cast(pa.binary()).to_pylist() == [b"a\xff", b"b"]
+    assert rows.column("headers").null_count == 1
+    assert rows.column("value").to_pylist() == [b"1", b"2"]
 
 
 def test_a_letter_without_a_time_is_in_no_range_of_time() -> None:
