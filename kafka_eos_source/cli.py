@@ -116,7 +116,7 @@ def main() -> None:
     "--dir",
     "directory",
     type=click.Path(file_okay=False),
-    help="Keep the data in this folder. Default: a temporary folder, deleted at the end.",
+    help="Keep the data in this folder, without end. Default: a temporary folder, deleted at the end.",
 )
 @click.option("--config", multiple=True, metavar="KEY=VALUE", help="Broker property; may be repeated.")
 @click.option("--kafka-version", help="Kafka's version, 3.7.0 or newer. Default: the newest that was tested.")
@@ -143,9 +143,12 @@ def broker(
     creates topics on first write; --config auto.create.topics.enable=false turns that off.
     """
     from kafka_eos_source.embedded import EmbeddedKafka
+    from kafka_eos_source.embedded.cluster import lasting
     from kafka_eos_source.embedded.java import KAFKA_VERSION
 
     properties = parse_pairs(config, "--config")
+    if directory is not None:
+        properties = lasting(properties)  # somebody may go on with the data and its checkpoints after weeks
     levels = parse_pairs(features, "--feature", "NAME=LEVEL")
     for name, level in levels.items():
         if not level.isdecimal():

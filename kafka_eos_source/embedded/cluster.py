@@ -274,8 +274,8 @@ _BROKER_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 #: Below the ephemeral ports. Otherwise a client that retries while a broker is down could get the broker's
 #: port as its own local port.
 _FREE_PORTS = range(20_000, 32_000)
-#: Properties of a cluster whose data stay: neither records nor committed offsets expire while it is stopped.
-_KEPT = {"log.retention.ms": "-1", "offsets.retention.minutes": str(10 * 365 * 24 * 60)}
+#: Properties with which neither records nor committed offsets expire while a cluster is stopped.
+_LASTING = {"log.retention.ms": "-1", "offsets.retention.minutes": str(10 * 365 * 24 * 60)}
 _LOGGING = "-Dorg.slf4j.simpleLogger.showDateTime=true"
 
 
@@ -285,8 +285,8 @@ class EmbeddedKafka:
     Args:
         brokers: number of brokers; 1 and 3 are usual.
         port: port of the first broker; the others follow. 0 = any free ports.
-        directory: folder for the data. It stays after the end, and the next start uses it again, even after
-            weeks: records and offsets do not expire unless ``config`` says so. None = a temporary folder.
+        directory: folder for the data. It stays after the end, and the next start uses it again; None = a
+            temporary folder.
         config: broker properties that override those of this class, as in ``server.properties``.
         auto_create_topics: whether Kafka creates a topic when a client writes to it or reads it.
         users: passwords by user name. If set, clients log in with SASL/PLAIN (``security.protocol`` is
@@ -362,10 +362,7 @@ class EmbeddedKafka:
 
     def _properties(self, node: Node, ports: Mapping[int, Ports]) -> dict[str, str]:
         """Returns the properties of one broker, given the ports of all."""
-        stated = {name.rpartition(".")[0] for name in self._config}  # log.retention has three units
-        kept = _KEPT if self._kept else {}
-        kept = {name: value for name, value in kept.items() if name.rpartition(".")[0] not in stated}
-        return {**server_properties(node.node_id, ports, node.data, self._users), **kept, **self._config}
+        return {**server_properties(node.node_id, ports, node.data, self._users), **self._config}
 
     def stop(self) -> None:
         """Stops every broker, and deletes the data if the directory is temporary."""
@@ -552,6 +549,13 @@ class EmbeddedKafka:
                 "sasl.password": password,
             }
         return {}
+
+
+def lasting(config: Mapping[str, str]) -> dict[str, str]:
+    """Returns broker properties with which nothing expires, unless the given ones say when."""
+    stated = {name.rpartition(".")[0] for name in config}  # log.retention has three units
+    kept = {name: value for name, value in _LASTING.items() if name.rpartition(".")[0] not in stated}
+    return {**kept, **config}
 
 
 def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:

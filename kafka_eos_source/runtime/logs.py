@@ -1,4 +1,4 @@
-"""How this package logs: JSON lines if wanted, and each warning once.
+"""How this package logs: JSON lines if wanted, all lines of others if wanted, and each warning once.
 
 Environment variables switch it, because the lines come from several processes: the planning process of each
 source, the process that commits, and the workers. All inherit the driver's environment.
@@ -14,6 +14,9 @@ from typing import Any
 
 #: The environment variable; ``json`` switches the structured logs on.
 FORMAT_VARIABLE = "KAFKA_EOS_LOG_FORMAT"
+
+#: The environment variable that shows everything that Spark, PySpark and py4j print if it is ``false``.
+QUIET_VARIABLE = "KAFKA_EOS_QUIET_LOGS"
 
 _PACKAGE = "kafka_eos_source"
 
@@ -40,6 +43,11 @@ class JsonFormatter(logging.Formatter):
 def wants_json_logs() -> bool:
     """Whether the environment asks for structured logs."""
     return os.environ.get(FORMAT_VARIABLE, "").strip().lower() == "json"
+
+
+def wants_all_logs() -> bool:
+    """Whether the environment asks for all log lines, also those that need no action."""
+    return os.environ.get(QUIET_VARIABLE, "").strip().lower() in ("false", "0", "no", "off")
 
 
 def configure_if_wanted() -> None:

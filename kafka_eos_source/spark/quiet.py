@@ -21,11 +21,10 @@ from types import TracebackType
 from typing import Any
 
 from kafka_eos_source.errors import KafkaEosError
+from kafka_eos_source.runtime.logs import QUIET_VARIABLE, wants_all_logs
 
 _log = logging.getLogger(__name__)
 
-#: The environment variable that switches all of this off.
-VARIABLE = "KAFKA_EOS_QUIET_LOGS"
 #: Log4j's configuration. It is the only place that names the loggers whose warnings stay visible.
 CONFIGURATION = Path(__file__).with_name("quiet-log4j2.properties")
 
@@ -53,7 +52,7 @@ def quiet_logs() -> None:
     (``log4j2.properties`` in Spark's configuration folder, or ``-Dlog4j2.configurationFile``) is left as it
     is. The log of executors and of a Spark Connect server on other hosts does not change.
     """
-    if is_switched_off():
+    if wants_all_logs():
         return
     shorten_tracebacks()
     if CONFIGURATION.as_uri() not in os.environ.get(_JVM_OPTIONS, ""):
@@ -76,19 +75,14 @@ def quiet_by_default() -> None:
     It leaves a JVM alone that ``spark-submit`` has started, because its logs belong to a deployment.
     """
     known = CONFIGURATION.as_uri() in os.environ.get(_JVM_OPTIONS, "")
-    if known or is_switched_off() or _JVM_EXISTS in os.environ or has_own_configuration():
+    if known or wants_all_logs() or _JVM_EXISTS in os.environ or has_own_configuration():
         return
     quiet_logs()
     _log.warning(
         "kafka-eos shows Spark's errors without Java's stack traces, and hides warnings that need no action. "
         "%s=false shows everything.",
-        VARIABLE,
+        QUIET_VARIABLE,
     )
-
-
-def is_switched_off() -> bool:
-    """Returns whether the environment asks for all log lines."""
-    return os.environ.get(VARIABLE, "").strip().lower() in ("false", "0", "no", "off")
 
 
 def kept_loggers() -> Iterator[str]:
@@ -167,7 +161,7 @@ def _wrap_launch() -> None:
 
     def launch(conf: Any = None, popen_kwargs: Mapping[str, Any] | None = None) -> Any:
         global _log_shows_errors
-        if _JVM_EXISTS in os.environ or is_switched_off() or "stderr" in (popen_kwargs or {}):
+        if _JVM_EXISTS in os.environ or wants_all_logs() or "stderr" in (popen_kwargs or {}):
             return original(conf, popen_kwargs)
         _log_shows_errors = CONFIGURATION.as_uri() in os.environ.get(_JVM_OPTIONS, "")
         with _filtered() as stderr:

@@ -6,11 +6,15 @@ import ctypes
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark import TaskContext
+
+from kafka_eos_source.runtime.logs import wants_all_logs
 
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -22,6 +26,26 @@ def task_begins() -> None:
     """Tunes this worker process. Each task calls it first, before it waits for data of the JVM."""
     acknowledge()
     freeze_loaded_objects()
+    accept_closed_connections()
+
+
+def accept_closed_connections() -> None:
+    """Keeps PySpark's daemon from printing a traceback when Spark closes the connection of a task.
+
+    Spark does so if a query is stopped in the middle of a batch. The daemon, from which this process was
+    forked, prints a traceback if it cannot write the rest of the task's output.
+    """
+    if wants_all_logs():
+        return
+    for name in ("__main__", "pyspark.daemon"):  # `python -m` runs the daemon as the former
+        module = sys.modules.get(name)
+        if hasattr(module, "compute_real_exit_code"):
+            vars(module)["print"] = _print_unless_closed
+
+
+def _print_unless_closed(*values: object, **options: Any) -> None:
+    if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):
+        print(*values, **options)
 
 
 def acknowledge() -> int:

@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 from kafka_eos_source import quiet_logs
 from kafka_eos_source.errors import DataLossError
+from kafka_eos_source.runtime.logs import QUIET_VARIABLE
 from kafka_eos_source.spark import quiet
 from kafka_eos_source.spark.quiet import quiet_by_default, short_text, short_traceback
 
@@ -28,7 +29,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     monkeypatch.setattr(quiet, "_running_jvm", lambda: None)
     monkeypatch.setattr(context, "launch_gateway", lambda *_: None)
-    monkeypatch.delenv(quiet.VARIABLE, raising=False)
+    monkeypatch.delenv(QUIET_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
 
 
@@ -84,7 +85,7 @@ def test_warnings_that_need_action_stay_visible() -> None:
 
 @pytest.mark.parametrize("text", ["false", "0", "OFF"])
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(quiet.VARIABLE, text)
+    monkeypatch.setenv(QUIET_VARIABLE, text)
     quiet_logs()
     quiet_by_default()
     assert "SPARK_SUBMIT_OPTS" not in os.environ
@@ -154,7 +155,7 @@ def test_the_next_jvm_starts_with_the_filter(
     assert quiet._filters.pop().wait(60) == 0
     assert not quiet._filters, "a second call adds no second filter"
     assert capfd.readouterr().err == "an error\n"
-    monkeypatch.setenv(quiet.VARIABLE, "false")
+    monkeypatch.setenv(QUIET_VARIABLE, "false")
     context.launch_gateway(None, {})
     assert "incubator" in capfd.readouterr().err
 

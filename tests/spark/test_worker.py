@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import subprocess
 import sys
@@ -114,3 +115,45 @@ def test_freed_memory_is_returned() -> None:
     )
     assert kept - began > 20_000, "the C library keeps what was freed"
     assert left - began < 2_000
+
+
+_DAEMON = """
+import io, os, sys
+from pyspark import daemon
+from pyspark.serializers import write_with_length
+from kafka_eos_source.spark import worker
+
+class Gone(io.BytesIO):
+    def flush(self):
+        raise ERROR("x")
+
+opened = iter([io.BytesIO(), Gone()])
+daemon.os.fdopen = lambda *_: next(opened)
+daemon.os.dup = lambda _: 0
+sys.argv = ["daemon", "pyspark.a_worker"]
+module = sys.modules["pyspark.a_worker"] = type(sys)("a_worker")
+module.main = lambda *_: worker.accept_closed_connections()
+try:
+    daemon.worker(type("Socket", (), {"fileno": lambda self: 0})(), True)
+except Exception as error:
+    print("raised", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "quiet", "printed"),
+    [("BrokenPipeError", "", False), ("BrokenPipeError", "false", True), ("ValueError", "", True)],
+)
+def test_the_daemon_prints_no_traceback_if_spark_closed_the_connection(
+    error: str, quiet: str, printed: bool
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _DAEMON.replace("ERROR", error)],
+        env={**os.environ, "KAFKA_EOS_QUIET_LOGS": quiet},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (error in done.stderr) == printed, done.stderr
+    assert "raised" not in done.stdout
