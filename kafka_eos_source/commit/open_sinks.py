@@ -248,9 +248,6 @@ def _asked(options: WriteOptions, application_id: str, route: Route, known: _Rea
         close(options, application_id)
         return replace(known, at=time.monotonic())
     _check_rules(name, rules, route.schema)
-    if known is None:
-        for risk in sink.risks():
-            _log.warning("sink %r: %s", name, risk)
     return _Ready(rules, sink.refuses_rows)
 
 

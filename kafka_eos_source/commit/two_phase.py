@@ -175,6 +175,14 @@ class Sinks:
         """
         self._found = {name: self._prepared_in(name, deadline) for name in self._sinks}
 
+    def risks(self) -> list[str]:
+        """Returns the risks of the sinks (`TwoPhaseSink.risks`); call it after `list_prepared`."""
+        return [
+            f"sink {name!r}: {self._hide(name, each)}"
+            for name, sink in self._sinks.items()
+            for each in sink.risks()
+        ]
+
     def has_prepared(self) -> bool:
         """Whether `list_prepared` found prepared work."""
         return any(self._found.values())

@@ -369,7 +369,8 @@ class TwoPhaseSink(ABC):
     def risks(self) -> Sequence[str]:
         """Describes the cases in which `commit` may refuse a batch that `prepare` accepted.
 
-        The driver calls this after `make_ready`, before the first batch, and logs each case as a warning.
+        The driver calls this after `recover`, before it commits the first batch of a run, and logs each case
+        as a warning.
         """
         return ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -395,23 +394,6 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
         open_sinks.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
-
-
-def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    late = {
-        "sink.right.type": "http",
-        "sink.right.url": "http://host/rows",
-        "sink.right.mode": "idempotency-key",
-    }
-    options = given_options(tmp_path, **late)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            open_sinks.make_ready(options, plan(options))
-    told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("sink 'right'")
 
 
 def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> None:
