@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import Secrets
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import (
     Fatal,
@@ -95,6 +97,27 @@ def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id()
     work.finish(token(sinks=prepared), deadline())
     assert not memory.prepared
     assert len(memory.committed) == 2, "two sinks on one system: none took the other's"
+
+
+class WithTypo(MemorySink):
+    """A user's sink with a mistake."""
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        return {}["pass:word"]
+
+
+def test_a_mistake_in_a_users_sink_is_logged_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    sink = WithTypo(uuid.uuid4().hex)
+    sink.open(replace(CONTEXTS["left"], secrets=Secrets(frozenset({"pass:word"}))))
+    for _ in range(2):
+        with pytest.raises(SinkFailedError, match="KeyError"):
+            Sinks({"left": sink}, {"left": staged()["left"]}, 5).prepare(9, deadline())
+    first, second = (each.getMessage() for each in caplog.records)
+    assert first.startswith("sink 'left' raised an exception:\nTraceback")
+    assert Path(__file__).name in first
+    assert "in prepare" in first
+    assert second.startswith("sink 'left' raised KeyError")
+    assert "pass:word" not in caplog.text
 
 
 def test_a_permanent_failure_is_raised_at_once_although_another_sink_is_down() -> None:
