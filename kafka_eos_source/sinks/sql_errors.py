@@ -75,7 +75,8 @@ class Meaning:
             table: SQLAlchemy table, as loaded from the database; has the columns of constraints.
         """
         if self.column or not (columns := _columns_of(table, self.constraint)):
-            return RowRefusal(self.why, self.column)
+            in_frame = {each.name: each.key for each in table.columns}
+            return RowRefusal(self.why, in_frame.get(self.column, self.column))
         why = f"{self.why}, which has the columns {', '.join(map(repr, columns))}"
         return RowRefusal(self.why, columns[0]) if len(columns) == 1 else RowRefusal(why)
 
@@ -120,14 +121,14 @@ def meaning_of(error: Exception, dialect: Any = None) -> Meaning:
 
 
 def _columns_of(table: Any, constraint: str) -> list[str]:
-    """Returns the columns of a constraint or unique index, as far as SQLAlchemy knows them."""
+    """Returns the frame's columns of a constraint or unique index, as far as SQLAlchemy knows them."""
     if not constraint:
         return []
     of_table = [*table.constraints, *table.indexes]
     found = next((each for each in of_table if each.name == constraint), None)
     if found is None and constraint == "PRIMARY":  # of MySQL
         found = table.primary_key
-    return [] if found is None else [each.name for each in found.columns]
+    return [] if found is None else [each.key for each in found.columns]
 
 
 def driver_text(error: Exception) -> str:

@@ -350,8 +350,8 @@ def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[st
         insert = require(f"sqlalchemy.dialects.{dialect}", "database").insert(table)
         changes = {name: insert.excluded[name] for name in names if name not in keys}
         if changes:
-            return insert.on_conflict_do_update(index_elements=list(keys), set_=changes)
-        return insert.on_conflict_do_nothing(index_elements=list(keys))
+            return insert.on_conflict_do_update(index_elements=[table.c[key] for key in keys], set_=changes)
+        return insert.on_conflict_do_nothing(index_elements=[table.c[key] for key in keys])
     if dialect in ("mysql", "mariadb"):
         insert = require("sqlalchemy.dialects.mysql", "database").insert(table)
         changed = [name for name in names if name not in keys] or list(keys)
@@ -464,7 +464,7 @@ def copier(dialect: Any, table: Any) -> Callable[[Any, Any, pa.RecordBatch], Non
 
 def _copy_statement(connection: Any, table: Any, batch: pa.RecordBatch) -> str:
     preparer = connection.dialect.identifier_preparer
-    columns = ", ".join(preparer.quote(name) for name in batch.schema.names)
+    columns = ", ".join(preparer.quote(table.c[name].name) for name in batch.schema.names)
     return f"COPY {preparer.format_table(table)} ({columns}) FROM STDIN (FORMAT csv)"
 
 

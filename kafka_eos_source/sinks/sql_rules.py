@@ -193,7 +193,9 @@ class _Columns:
         """Yields the rules for the length of a value in MySQL and MariaDB."""
         if self.most_bytes is None:
             return
-        characters, most_bytes, charset = self.lengths.get(about["column"], (None, None, None))
+        characters, most_bytes, charset = self.lengths.get(
+            self.table.columns[about["column"]].name, (None, None, None)
+        )
         if is_for_text and characters and most_bytes and characters < most_bytes:
             yield LongestTextOfMySql(**about, most=characters)
         elif is_for_text and most_bytes and charset is not None:
