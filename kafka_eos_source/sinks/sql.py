@@ -382,8 +382,7 @@ class SqlSink(TwoPhaseSink):
         except _RowsRefusedError as refused:
             return Refused(refused.rows)
         except DivisionLimitError as limit:
-            refused_rows = limit.refused
-            return Refused(refused_rows) if limit.suffices else _too_many(self.table, refused_rows, deadline)
+            return Refused(limit.refused) if limit.suffices else _too_many(self.table, limit, deadline)
 
     def _prepare_rows(
         self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline, *, divided: bool
@@ -626,16 +625,11 @@ class SqlSink(TwoPhaseSink):
         return self._table
 
 
-def _too_many(table: str, refused: Mapping[int, RowRefusal], deadline: Deadline) -> Fatal:
+def _too_many(table: str, limit: DivisionLimitError, deadline: Deadline) -> Fatal:
     """Returns the outcome of a search for refused rows that took too long."""
-    shown = "; ".join(
-        f"row {number}: {why.column and f'column {why.column!r} '}{why.why}"
-        for number, why in itertools.islice(refused.items(), 3)
-    )
     return Fatal(
         f"the database refuses rows of the batch for the table {table!r}, and to find all of them takes "
-        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {len(refused)} were found "
-        f"until then{': ' if shown else ''}{shown}",
+        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {limit.found}",
         f"increase commitTimeoutMs, or {FIX_ROWS}",
     )
 

@@ -86,7 +86,7 @@ class Meaning:
         return Retryable(why) if self.kind is Kind.LATER else Fatal(why, self.fix)
 
 
-#: Of an error about rows that were not, or could not be, found.
+#: What a person can do about rows that the database refuses.
 FIX_ROWS = "correct the rows or the table, then restart the query."
 _FIX_OTHER = (
     "correct the database or the options of the sink, then restart the query; it writes the batch again."
@@ -180,7 +180,7 @@ _NOT_OF_ROWS = frozenset({"54011", "54023"})
 #: Connection, transaction rollback (deadlock, serialization), resources (disk, memory), locks, the
 #: administrator (shutdown, statement_timeout), the operating system.
 _FOR_LATER = frozenset({"08", "40", "53", "55", "57", "58"})
-#: Classes that Postgres and the standard define, besides. Of other ones, a function of the user's raised it.
+#: The other classes that Postgres and the standard define. A function of the user's raised any further one.
 _OTHER = frozenset(f"{number:02}" for number in (0, 1, 2, 3, 10, 20, 24, 25, 26, 28, 34, 42, 72)) | frozenset(
     ("0A", "0B", "0F", "0L", "0P", "0Z", "2B", "2D", "3B", "3D", "3F", "F0", "HV", "HY", "HZ", "IM", "XX")
 )

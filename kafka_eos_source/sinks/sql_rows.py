@@ -67,7 +67,8 @@ def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:
 def end_check(connection: Any, table: str) -> Callable[[], None]:
     """Returns a function that checks what the database would check at the end of the transaction.
 
-    It raises what `dry_run` raises. Call it in the transaction, and this function before the first write.
+    The result raises what `dry_run` raises. Call it in the transaction, and `end_check` before the
+    first write.
     """
     dialect = connection.dialect.name
     if statement := _CHECK_NOW.get(dialect):
@@ -271,7 +272,7 @@ _NumbersOf = Callable[[Sequence[int]], Callable[[int], int]]
 def _divide_upserts(
     whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, numbers_of: _NumbersOf
 ) -> None:
-    """Divides the last rows of all keys; if one is refused, the row of its key before it is the last."""
+    """Tries the last row of each key; if it is refused, the row before it with the same key."""
     tried: set[int] = set()
     while True:
         last = [int(each) for each in _last_per_key(whole, keys, division.refused) if int(each) not in tried]
