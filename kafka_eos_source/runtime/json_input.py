@@ -71,6 +71,28 @@ def parse_json(
     return found
 
 
+def is_json(text: str) -> bool:
+    """Returns whether a text follows the grammar of JSON (RFC 8259), whatever other limits its reader has.
+
+    Numbers may have any size. A text that is nested deeper than this process can follow counts as JSON.
+    """
+    try:
+        json.loads(text, parse_int=_nothing, parse_float=_nothing, parse_constant=_no_json)
+    except ValueError:
+        return False
+    except RecursionError:
+        return True
+    return True
+
+
+def _nothing(_: str) -> int:
+    return 0
+
+
+def _no_json(constant: str) -> int:
+    raise ValueError(constant)
+
+
 def parse_json_fast(document: bytes) -> Any:
     """Parses a document as `parse_json` does, but with msgspec, for records.
 

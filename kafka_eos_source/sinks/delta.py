@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -557,7 +556,7 @@ def unsupported_features(table: DeltaTable) -> str:
     ]
     found += [
         f"column {'.'.join(path)!r} has {name}"
-        for path, metadata in _metadata(json.loads(table.schema().to_json()), ())
+        for path, metadata in _metadata(parse_json(table.schema().to_json()), ())
         for name in metadata
         if name.startswith(_UNSUPPORTED_METADATA)
     ]
@@ -588,7 +587,7 @@ def with_lengths(table: DeltaTable) -> pa.Schema:
     Spark keeps such a type, or one that contains it, in the metadata of a column. As in Delta's own streaming
     writer, a text may have fewer characters than a char, and spaces count.
     """
-    stated = dict(_metadata(json.loads(table.schema().to_json()), ()))
+    stated = dict(_metadata(parse_json(table.schema().to_json()), ()))
     return pa.schema(
         [
             _with_lengths(field, text)[0]

@@ -6,7 +6,6 @@ session is left to the database, which refuses the row at `prepare`. SQLite acce
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_eos_source.runtime.json_input import is_json
 from kafka_eos_source.sinks.row_checks import (
     DecimalFits,
     FloatRange,
@@ -393,23 +393,9 @@ class JsonText(RowRule):
     def _refuses(self, document: bytes) -> bool:
         try:
             text = document.decode()
-            if self.without_nul and _ESCAPED_NUL.search(text):
-                return True
-            # numbers are only looked at: databases have their own limits
-            json.loads(text, parse_int=_nothing, parse_float=_nothing, parse_constant=_no_json)
-        except ValueError:
+        except UnicodeDecodeError:
             return True
-        except RecursionError:
-            return False
-        return False
-
-
-def _nothing(_: str) -> int:
-    return 0
-
-
-def _no_json(constant: str) -> int:
-    raise ValueError(constant)
+        return bool(self.without_nul and _ESCAPED_NUL.search(text)) or not is_json(text)
 
 
 def _is_suspect(values: pa.Array) -> pa.Array:
