@@ -41,6 +41,7 @@ class Kind(Enum):
     """What an error means for the batch."""
 
     ROW = "row"  #: the database refuses a row, and would refuse it again
+    STATEMENT = "statement"  #: as ROW if the database can execute the statement without rows, else as PERSON
     LATER = "later"  #: the same call may succeed later
     PERSON = "person"  #: a person must act
 
@@ -55,6 +56,7 @@ class Meaning:
         fix: what a person can do.
         column: about a row: the column that is to blame; "" if the database does not say so.
         constraint: about a row: name of the constraint that it violates; "" if the database does not say so.
+        detail: the text of the driver, if the error is perhaps not about a row.
         row: number of the row in the statement, from 0; None if the database does not say so. Not exact,
             because Postgres counts lines.
         depends_on_rows: about a row: whether another row of the batch, which comes later, may cure it.
@@ -67,6 +69,12 @@ class Meaning:
     constraint: str = ""
     row: int | None = None
     depends_on_rows: bool = False
+    detail: str = ""
+
+    @property
+    def may_be_of_rows(self) -> bool:
+        """Whether it is worth to search for refused rows."""
+        return self.kind in (Kind.ROW, Kind.STATEMENT)
 
     def refusal(self, table: Any) -> RowRefusal:
         """Returns why a row is refused.
@@ -81,7 +89,7 @@ class Meaning:
 
     def outcome(self, table: str) -> Outcome:
         """Returns the outcome of a call that failed with this error."""
-        why = f"the database cannot write to the table {table!r}: {self.why}"
+        why = f"the database cannot write to the table {table!r}: {self.detail or self.why}"
         return Retryable(why) if self.kind is Kind.LATER else Fatal(why, self.fix)
 
 
@@ -340,24 +348,59 @@ def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str:
 
 # -- SQLite --------------------------------------------------------------------------------------
 
-#: SQLite's primary result codes: a constraint, a value that is too large, a type that does not match.
-_SQLITE_CONSTRAINT, _SQLITE_ROWS = 19, frozenset({18, 19, 20})
+#: SQLite's primary result codes: a value that is too large, a constraint, a type that does not match.
+_SQLITE_ROWS = frozenset({18, 19, 20})
+#: BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL, SCHEMA.
+_SQLITE_LATER = frozenset({5, 6, 7, 9, 10, 13, 14, 15, 17})
+#: ERROR: a table or function is missing, or an expression cannot be computed from the values of a row.
+_SQLITE_ERROR = 1
 _SQLITE_FOREIGN_KEY, _SQLITE_TRIGGER = 787, 1811
 _SQLITE_TEXT = re.compile(r"(UNIQUE|CHECK|NOT NULL) constraint failed: (.+)", re.DOTALL)
 _SQLITE_STRICT = re.compile(r"cannot store (\w+) value in (\w+) column (.+)", re.DOTALL)
+#: How the texts of the codes above begin, for Python before 3.11.
+_SQLITE_TEXTS: Mapping[str, int] = {
+    "database is locked": 5,
+    "database table is locked": 6,
+    "database schema is locked": 6,
+    "out of memory": 7,
+    "interrupted": 9,
+    "attempt to write a readonly database": 8,
+    "disk I/O error": 10,
+    "database or disk is full": 13,
+    "unable to open database file": 14,
+    "locking protocol": 15,
+    "database schema has changed": 17,
+}
+#: Texts of ERROR that contain no values.
+_SQLITE_SHOWN = frozenset({"malformed JSON", "integer overflow", "too many levels of trigger recursion"})
+
+
+def _sqlite_code(original: Any) -> int:
+    """Returns the result code; before Python 3.11, one of the same meaning, or 0."""
+    found = getattr(original, "sqlite_errorcode", None)
+    if found is not None:
+        return int(found)
+    if type(original).__name__ in ("IntegrityError", "DataError"):
+        return next(iter(_SQLITE_ROWS))
+    if type(original).__name__ != "OperationalError":
+        return 0
+    text = str(original)
+    known = (code for begin, code in _SQLITE_TEXTS.items() if text.startswith(begin))
+    return next(known, _SQLITE_ERROR)
 
 
 def _of_sqlite(original: Any) -> Meaning | None:
-    code = getattr(original, "sqlite_errorcode", None)  # since Python 3.11
-    is_of_rows = (
-        code & 0xFF in _SQLITE_ROWS
-        if code is not None
-        else type(original).__name__ in ("IntegrityError", "DataError")
-    )
-    text = str(original)
-    if not is_of_rows:
-        is_missing = text.startswith("no such table")
-        return Meaning(Kind.PERSON, driver_text(original), _FIX_TABLE) if is_missing else None
+    code, text = _sqlite_code(original), str(original)
+    if text.startswith("no such table"):
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_TABLE)
+    if code & 0xFF in _SQLITE_LATER:
+        return Meaning(Kind.LATER, driver_text(original))
+    if code & 0xFF == _SQLITE_ERROR:
+        said = f": {text}" if text in _SQLITE_SHOWN else ""
+        why = f"a constraint, index, generated column or trigger cannot be computed from its values{said}"
+        return Meaning(Kind.STATEMENT, why, _FIX_OTHER, detail=driver_text(original))
+    if code & 0xFF not in _SQLITE_ROWS:
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_OTHER) if code else None
     column = ""
     if found := _SQLITE_TEXT.fullmatch(text):
         what, names = found[1], _shown(found[2])
