@@ -187,6 +187,13 @@ _NOT_OF_ROWS = frozenset({"54011", "54023"})
 #: Connection, transaction rollback (deadlock, serialization), resources (disk, memory), locks, the
 #: administrator (shutdown, statement_timeout), the operating system.
 _FOR_LATER = frozenset({"08", "40", "53", "55", "57", "58"})
+#: Of these classes, what is not for later: a trigger that reads a sequence or a record that has no value yet.
+_NOT_FOR_LATER = frozenset({"55000"})
+#: Where Postgres reads values of a row whose errors have the codes of a wrong statement: ``to_tsquery``,
+#: ``jsonpath``, ``ltree``.
+_READ_VALUES = frozenset(
+    ("tsquery.c", "jsonpath_scan.l", "jsonpath_gram.y", "ltree_io.c", "ltxtquery_io.c", "_int_bool.c")
+)
 #: Classes that Postgres and the standard define, besides. Of other ones, a function of the user's raised it.
 _OTHER = frozenset(f"{number:02}" for number in (0, 1, 2, 3, 10, 20, 24, 25, 26, 28, 34, 42, 72)) | frozenset(
     ("0A", "0B", "0F", "0L", "0P", "0Z", "2B", "2D", "3B", "3D", "3F", "F0", "HV", "HY", "HZ", "IM", "XX")
@@ -230,6 +237,11 @@ def _by_sqlstate(original: Any, state: str) -> Meaning | None:
 
     kind = state[:2]
     is_policy = state == "42501" and named("source_function") == "ExecWithCheckOptions"
+    if kind == "42" and named("source_file").replace("\\", "/").rpartition("/")[2] in _READ_VALUES:
+        why = f"a text is not a value that the database can read (SQLSTATE {state})"
+        return Meaning(Kind.ROW, why, FIX_ROWS)
+    if state in _NOT_FOR_LATER:
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_OTHER)
     if kind in _FOR_LATER:
         return Meaning(Kind.LATER, driver_text(original))
     if kind == "42" and not is_policy:
@@ -289,10 +301,15 @@ _MYSQL_ROWS: Mapping[int, str] = {
     **dict.fromkeys(
         (1265, 1292, 1366, 1367, 1411, 1416, 1441), "a value is not one of its column's type, or out of range"
     ),
-    **dict.fromkeys((1300, 3854, 3988), "a text contains a character that the column cannot store"),
+    **dict.fromkeys((1300, 1977, 3854, 3988), "a text contains a character that the column cannot store"),
     **dict.fromkeys((3819, 4025), "violates the check constraint {0}"),
     **dict.fromkeys((*range(3140, 3159), *range(4035, 4045)), "a text is not JSON that the database reads"),
     **dict.fromkeys((1526, 1748), "belongs to no partition of the table"),
+    **dict.fromkeys((1139, *range(3684, 3701), 3887, 3900), "a text is not a regular expression"),
+    **dict.fromkeys((3751, 3752, 3903, 3904, 3907), "a value does not fit a functional index"),
+    **dict.fromkeys((3037, 3616, 3617), "a value is not a geometry"),
+    **dict.fromkeys((1172, 1242), "a generated column or trigger finds more than one row"),
+    1301: "the value of a generated column, or of a trigger, is too long",
     1118: "is too large for a row of the table",
     1365: "a generated column or trigger divides by zero",
     1364: "lacks the value of a column without a default",
