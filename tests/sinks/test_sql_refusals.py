@@ -527,6 +527,11 @@ def test_a_strict_table_refuses_values_of_other_types(file: Path) -> None:
         ("CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT)", True),
         ("CREATE TABLE rows (id INTEGER UNIQUE, name TEXT)", True),
         ("CREATE TABLE rows (id INTEGER CHECK (id > 0), name TEXT)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, x NOT NULL GENERATED ALWAYS AS (nullif(id, 3)))", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, x AS (id + 1) STORED)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, FOREIGN KEY (id) REFERENCES rows (id))", True),
+        ("CREATE TABLE rows (id INTEGER NOT NULL ON CONFLICT ABORT, name TEXT)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT DEFAULT 'primary key or unique index')", False),
     ],
 )
 def test_a_table_whose_rules_say_everything_refuses_no_rows_later(
@@ -540,9 +545,24 @@ def test_a_table_whose_rules_say_everything_refuses_no_rows_later(
         rules = sink.row_rules(schema, deadline())
         assert sink.refuses_rows is refuses
         assert Utf8(column="name", of="text of table 'rows'") in rules
-        run(file, "CREATE UNIQUE INDEX later ON rows (id)")
-        sink.row_rules(schema, deadline())
-        assert sink.refuses_rows, "somebody added a constraint"
+        for later in (
+            "CREATE INDEX later ON rows (id + 1)",
+            "CREATE TRIGGER later AFTER DELETE ON ROWS BEGIN SELECT 1; END",
+        ):
+            run(file, later)
+            sink.row_rules(schema, deadline())
+            assert sink.refuses_rows, "somebody added a constraint"
+            run(file, f"DROP {later.split()[1]} later")
+            sink.row_rules(schema, deadline())
+            assert sink.refuses_rows is refuses
+
+
+def test_a_column_that_replaces_null_by_its_default_has_no_rule(file: Path) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER NOT NULL ON CONFLICT REPLACE DEFAULT 7)")
+    with opened(system(file)) as sink:
+        sink.make_ready(numbers().schema, deadline())
+        assert broken(sink, numbers(1, None)) == set()
+        assert isinstance(prepared(sink, numbers(1, None)), Ok)
 
 
 def test_rules_follow_a_changed_table(file: Path) -> None:
