@@ -67,7 +67,8 @@ def dry_run(engine: Any, work: Callable[[Any], None]) -> None:
 def end_check(connection: Any) -> Callable[[], None]:
     """Returns a function that checks what the database would check at the end of the transaction.
 
-    It raises what `dry_run` raises. Call it in the transaction, and this function before the first write.
+    The result raises what `dry_run` raises. Call it in the transaction, and `end_check` before the
+    first write.
     """
     dialect = connection.dialect.name
     if statement := _CHECK_NOW.get(dialect):
@@ -391,18 +392,21 @@ _References = Sequence[tuple[Sequence[str], Sequence[str]]]
 
 
 def _references_to_itself(table: Any) -> _References:
+    """Returns the foreign keys of the table to itself, with the names of the frame's columns."""
+    in_frame = {column.name: column.key for column in table.columns}
     found = []
     for each in table.foreign_key_constraints:
         targets = [of_column.target_fullname.rpartition(".") for of_column in each.elements]
         if all(owner == table.fullname for owner, _, _ in targets):
-            found.append(([column.name for column in each.columns], [name for _, _, name in targets]))
+            of_parent = [in_frame.get(name, name) for _, _, name in targets]
+            found.append(([column.key for column in each.columns], of_parent))
     return found
 
 
 def _divide_upserts(
     whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, references: _References
 ) -> None:
-    """Divides the last rows of all keys; if one is refused, the row of its key before it is the last."""
+    """Tries the last row of each key; if it is refused, the row before it with the same key."""
     tried: set[int] = set()
     while True:
         last = [int(each) for each in _last_per_key(whole, keys, division.refused) if int(each) not in tried]
@@ -520,8 +524,8 @@ def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[st
         insert = require(f"sqlalchemy.dialects.{dialect}", "database").insert(table)
         changes = {name: insert.excluded[name] for name in names if name not in keys}
         if changes:
-            return insert.on_conflict_do_update(index_elements=list(keys), set_=changes)
-        return insert.on_conflict_do_nothing(index_elements=list(keys))
+            return insert.on_conflict_do_update(index_elements=[table.c[key] for key in keys], set_=changes)
+        return insert.on_conflict_do_nothing(index_elements=[table.c[key] for key in keys])
     if dialect in ("mysql", "mariadb"):
         insert = require("sqlalchemy.dialects.mysql", "database").insert(table)
         changed = [name for name in names if name not in keys] or list(keys)
@@ -634,7 +638,7 @@ def copier(dialect: Any, table: Any) -> Callable[[Any, Any, pa.RecordBatch], Non
 
 def _copy_statement(connection: Any, table: Any, batch: pa.RecordBatch) -> str:
     preparer = connection.dialect.identifier_preparer
-    columns = ", ".join(preparer.quote(name) for name in batch.schema.names)
+    columns = ", ".join(preparer.quote(table.c[name].name) for name in batch.schema.names)
     return f"COPY {preparer.format_table(table)} ({columns}) FROM STDIN (FORMAT csv)"
 
 
