@@ -185,7 +185,7 @@ def test_a_row_may_refer_to_one_that_comes_later_in_the_batch(file: Path, deferr
 def test_commit_writes_the_rows_in_the_order_that_prepare_found(file: Path, options: dict[str, Any]) -> None:
     """SQLite looks for the parent of each row at once, and each row comes before its parent."""
     run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, up INTEGER REFERENCES rows (id))")
-    rows = pa.table({"id": [3, 2, 5, 4, 1, 6], "up": pa.array([2, 1, 4, 3, None, 5], pa.int64())})
+    rows = pa.table({"id": [3, 2, 5, 4, 1, 6], "UP": pa.array([2, 1, 4, 3, None, 5], pa.int64())})
     txn = new_txn()
     with opened(system(file, **options)) as sink:
         accepted = sink.prepare(txn, stage(sink, rows, tasks=3), deadline())
