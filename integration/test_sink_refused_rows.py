@@ -247,6 +247,15 @@ class TestPostgres(_OnServer):
         tree = pa.table({"id": ints(0, 1, 2, 3, 4, 5, 7, 7), "up": ints(5, 0, 99, 2, None, 4, 7, None)})
         for when in ("", deferred):
             assert refused(f"(id bigint PRIMARY KEY, up bigint REFERENCES {{t}} {when})", tree) == [2, 3, 7]
+        # each row comes before its parent, and one refers to none
+        chain = pa.table({"id": ints(*range(30, 0, -1), 90), "up": ints(*range(29, 0, -1), None, 99)})
+        stored = {"two_phase": "never"}
+        for options in ({}, stored, {**stored, "mode": "upsert", "keys": "id", "batch_rows": 1}):
+            for when in ("", deferred, "DEFERRABLE INITIALLY IMMEDIATE"):
+                made = f"(id bigint PRIMARY KEY, up bigint REFERENCES {{t}} {when})"
+                assert refused(made, chain, **options) == [30], (options, when)
+        query = pa.table({"id": ints(1, 2, 3), "v": ["a & b", "a b", "c"]})
+        assert refused("(id bigint, v text CHECK (to_tsquery('simple', v) IS NOT NULL))", query) == [1]
         server.run(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             "IF NEW.id = 4 THEN RAISE EXCEPTION 'four'; END IF; "

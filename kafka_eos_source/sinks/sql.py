@@ -43,7 +43,6 @@ from kafka_eos_source.sinks.contract import (
     Outcome,
     Refused,
     Retryable,
-    RowRefusal,
     SinkContext,
     SinkTxn,
     Staged,
@@ -67,8 +66,8 @@ from kafka_eos_source.sinks.sql_database import (
     refuse_without_right,
     sqlalchemy,
 )
-from kafka_eos_source.sinks.sql_errors import FIX_ROWS, Kind, RowRefusedError, driver_text, meaning_of
-from kafka_eos_source.sinks.sql_rows import divide, dry_run, write_rows
+from kafka_eos_source.sinks.sql_errors import FIX_ROWS, RowRefusedError, driver_text, meaning_of
+from kafka_eos_source.sinks.sql_rows import Order, RollsBackError, divide, dry_run, statements, write_rows
 from kafka_eos_source.sinks.sql_rules import table_rules
 from kafka_eos_source.sinks.sql_transactions import (
     PreparedTransactions,
@@ -103,12 +102,12 @@ def errors_as_outcomes(call: F) -> F:
     return cast(F, wrapped)
 
 
-class _RowsRefusedError(Exception):
-    """Rolls a transaction back in which rows were refused."""
+class _SearchedError(Exception):
+    """Rolls back the transaction of a search."""
 
-    def __init__(self, rows: Mapping[int, RowRefusal]) -> None:
+    def __init__(self, order: Order) -> None:
         super().__init__()
-        self.rows = rows
+        self.order = order
 
 
 # -- the sink ------------------------------------------------------------------------------------
@@ -125,6 +124,8 @@ _RETRIES, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 7, 0.005, 0.32
 _END_SECONDS = 5
 _PRUNE_EVERY_BATCHES = 100
 _LEDGER_RETENTION = datetime.timedelta(days=7)
+#: Searches for refused rows in one call. A second one only helps if others change the table in between.
+_MOST_SEARCHES = 2
 
 
 class SqlSink(TwoPhaseSink):
@@ -372,54 +373,82 @@ class SqlSink(TwoPhaseSink):
             if self._prepares_transactions and gid in self._listed(connection):
                 return Ok(_IN_DATABASE)
 
-        try:
-            return self._prepare_rows(gid, txn, staged, table, deadline, divided=False)
-        except Exception as error:
-            if not self.is_of_database(error) or meaning_of(error, self.dialect).kind is not Kind.ROW:
-                raise
-        try:
-            return self._prepare_rows(gid, txn, staged, table, deadline, divided=True)
-        except _RowsRefusedError as refused:
-            return Refused(refused.rows)
-        except DivisionLimitError as limit:
-            return Refused(limit.refused) if limit.suffices else _too_many(self.table, limit, deadline)
+        order: Order | None = None
+        for _ in range(_MOST_SEARCHES):
+            try:
+                return self._prepare_rows(gid, txn, staged, table, order, deadline)
+            except Exception as error:
+                if not self.is_of_database(error) or not meaning_of(error, self.dialect).may_be_of_rows:
+                    raise
+            try:
+                order = self._search(gid, txn, staged, table, deadline)
+            except DivisionLimitError as limit:
+                return Refused(limit.refused) if limit.suffices else _too_many(self.table, limit, deadline)
+            except RollsBackError as error:
+                return _rolls_back(self.table, str(error))
+            if order.refused:
+                return Refused(order.refused)
+        return self._prepare_rows(gid, txn, staged, table, order, deadline)
 
     def _prepare_rows(
-        self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline, *, divided: bool
+        self, gid: str, txn: SinkTxn, staged: Staged, table: Any, order: Order | None, deadline: Deadline
     ) -> Outcome:
         """Prepares the batch in one database transaction.
 
         Args:
-            divided: whether to write the rows range by range, and look for those that the database refuses.
+            order: the order in which to write the rows.
 
         Raises:
-            _RowsRefusedError: if the database refuses rows; nothing is prepared.
             Exception: of SQLAlchemy or of the driver.
         """
         keys = self._keys(staged.schema)
 
+        def rows() -> Iterator[pa.RecordBatch]:
+            return statements(self.dialect, table, staged.batches(), keys, self.batch_rows, order)
+
         def work(connection: Any) -> None:
+            write_rows(connection, table, rows(), keys)
+            failpoints.reach("sink.sql.before_prepare")
+
+        self._in_transaction(gid, txn, staged, work, deadline)
+        if self._prepares_transactions:
+            return Ok(_IN_DATABASE)
+        # what the commit writes is what was tried: the same statements in the same order
+        digest = self._store.put_rows(gid, staged.schema, rows())
+        note = {"id": str(txn), "rows": staged.rows, "table": self.table, "digest": digest}
+        return Ok(self._store.put(gid, note))
+
+    def _search(self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline) -> Order:
+        """Looks for the rows that the database refuses; changes nothing."""
+        keys, enough = self._keys(staged.schema), self.context.enough_refused
+
+        def work(connection: Any) -> None:
+            found = divide(connection, table, staged.batches(), keys, self.batch_rows, deadline, enough)
+            raise _SearchedError(found)
+
+        try:
+            self._in_transaction(gid, txn, staged, work, deadline)
+        except _SearchedError as searched:
+            return searched.order
+        raise AssertionError("the search did not end")
+
+    def _in_transaction(
+        self, gid: str, txn: SinkTxn, staged: Staged, work: Callable[[Any], None], deadline: Deadline
+    ) -> None:
+        """Calls `work` in the batch's transaction; prepares it if the database can, else rolls it back."""
+
+        def whole(connection: Any) -> None:
             try:
                 add_to_ledger(connection, self._ledger, gid, txn, staged.rows)
             except sqlalchemy().exc.IntegrityError as error:
                 raise SinkRetryableError(f"another process prepares {gid}") from error
-            if divided:
-                enough = self.context.enough_refused
-                refused = divide(connection, table, staged.batches(), keys, self.batch_rows, deadline, enough)
-                if refused:
-                    raise _RowsRefusedError(refused)
-            else:
-                write_rows(connection, table, staged.batches(), keys, self.batch_rows)
-            failpoints.reach("sink.sql.before_prepare")
+            work(connection)
 
         if self._transactions is None or not self._prepares_transactions:
-            dry_run(self._engine, work, self.table)
-            digest = self._store.put_rows(gid, staged.schema, staged.batches())
-            note = {"id": str(txn), "rows": staged.rows, "table": self.table, "digest": digest}
-            return Ok(self._store.put(gid, note))
+            dry_run(self._engine, whole)
+            return
         seconds = max(1, int(deadline.remaining_seconds(_LOCK_SECONDS)))
-        self._transactions.prepare(self._engine, gid, work, seconds)
-        return Ok(_IN_DATABASE)
+        self._transactions.prepare(self._engine, gid, whole, seconds)
 
     @errors_as_outcomes
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
@@ -577,8 +606,8 @@ class SqlSink(TwoPhaseSink):
                 # insert into the ledger first, so that a second process that commits the batch waits here
                 add_to_ledger(connection, self._ledger, gid, txn, row_count)
                 if first is not None:
-                    rows, keys = itertools.chain([first], batches), self._keys(first.schema)
-                    write_rows(connection, table, rows, keys, self.batch_rows)
+                    keys = self._keys(first.schema)
+                    write_rows(connection, table, itertools.chain([first], batches), keys)
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
             with autocommit(self._engine) as connection:
@@ -631,6 +660,16 @@ def _too_many(table: str, limit: DivisionLimitError, deadline: Deadline) -> Fata
         f"the database refuses rows of the batch for the table {table!r}, and to find all of them takes "
         f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {limit.found}",
         f"increase commitTimeoutMs, or {FIX_ROWS}",
+    )
+
+
+def _rolls_back(table: str, why: str) -> Fatal:
+    """Returns the outcome if the refusal of a row ends the whole transaction."""
+    return Fatal(
+        f"the database refuses a row of the batch for the table {table!r} ({why}), and rolls back the whole "
+        "transaction, so that the refused rows cannot be found one by one",
+        "let the constraint or trigger use ABORT instead of ROLLBACK (SQLite: ON CONFLICT ROLLBACK, "
+        f"RAISE(ROLLBACK, …)), or {FIX_ROWS}",
     )
 
 

@@ -41,6 +41,7 @@ class Kind(Enum):
     """What an error means for the batch."""
 
     ROW = "row"  #: the database refuses a row, and would refuse it again
+    STATEMENT = "statement"  #: as ROW if the database can execute the statement without rows, else as PERSON
     LATER = "later"  #: the same call may succeed later
     PERSON = "person"  #: a person must act
 
@@ -55,6 +56,7 @@ class Meaning:
         fix: what a person can do.
         column: about a row: the column that is to blame; "" if the database does not say so.
         constraint: about a row: name of the constraint that it violates; "" if the database does not say so.
+        detail: the text of the driver, if the error is perhaps not about a row.
         row: number of the row in the statement, from 0; None if the database does not say so. Not exact,
             because Postgres counts lines.
         depends_on_rows: about a row: whether another row of the batch, which comes later, may cure it.
@@ -67,6 +69,12 @@ class Meaning:
     constraint: str = ""
     row: int | None = None
     depends_on_rows: bool = False
+    detail: str = ""
+
+    @property
+    def may_be_of_rows(self) -> bool:
+        """Whether it is worth to search for refused rows."""
+        return self.kind in (Kind.ROW, Kind.STATEMENT)
 
     def refusal(self, table: Any) -> RowRefusal:
         """Returns why a row is refused.
@@ -82,7 +90,7 @@ class Meaning:
 
     def outcome(self, table: str) -> Outcome:
         """Returns the outcome of a call that failed with this error."""
-        why = f"the database cannot write to the table {table!r}: {self.why}"
+        why = f"the database cannot write to the table {table!r}: {self.detail or self.why}"
         return Retryable(why) if self.kind is Kind.LATER else Fatal(why, self.fix)
 
 
@@ -180,6 +188,13 @@ _NOT_OF_ROWS = frozenset({"54011", "54023"})
 #: Connection, transaction rollback (deadlock, serialization), resources (disk, memory), locks, the
 #: administrator (shutdown, statement_timeout), the operating system.
 _FOR_LATER = frozenset({"08", "40", "53", "55", "57", "58"})
+#: Of these classes, what is not for later: a trigger that reads a sequence or a record that has no value yet.
+_NOT_FOR_LATER = frozenset({"55000"})
+#: Where Postgres reads values of a row whose errors have the codes of a wrong statement: ``to_tsquery``,
+#: ``jsonpath``, ``ltree``.
+_READ_VALUES = frozenset(
+    ("tsquery.c", "jsonpath_scan.l", "jsonpath_gram.y", "ltree_io.c", "ltxtquery_io.c", "_int_bool.c")
+)
 #: The other classes that Postgres and the standard define. A function of the user's raised any further one.
 _OTHER = frozenset(f"{number:02}" for number in (0, 1, 2, 3, 10, 20, 24, 25, 26, 28, 34, 42, 72)) | frozenset(
     ("0A", "0B", "0F", "0L", "0P", "0Z", "2B", "2D", "3B", "3D", "3F", "F0", "HV", "HY", "HZ", "IM", "XX")
@@ -223,6 +238,11 @@ def _by_sqlstate(original: Any, state: str) -> Meaning | None:
 
     kind = state[:2]
     is_policy = state == "42501" and named("source_function") == "ExecWithCheckOptions"
+    if kind == "42" and named("source_file").replace("\\", "/").rpartition("/")[2] in _READ_VALUES:
+        why = f"a text is not a value that the database can read (SQLSTATE {state})"
+        return Meaning(Kind.ROW, why, FIX_ROWS)
+    if state in _NOT_FOR_LATER:
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_OTHER)
     if kind in _FOR_LATER:
         return Meaning(Kind.LATER, driver_text(original))
     if kind == "42" and not is_policy:
@@ -282,10 +302,15 @@ _MYSQL_ROWS: Mapping[int, str] = {
     **dict.fromkeys(
         (1265, 1292, 1366, 1367, 1411, 1416, 1441), "a value is not one of its column's type, or out of range"
     ),
-    **dict.fromkeys((1300, 3854, 3988), "a text contains a character that the column cannot store"),
+    **dict.fromkeys((1300, 1977, 3854, 3988), "a text contains a character that the column cannot store"),
     **dict.fromkeys((3819, 4025), "violates the check constraint {0}"),
     **dict.fromkeys((*range(3140, 3159), *range(4035, 4045)), "a text is not JSON that the database reads"),
     **dict.fromkeys((1526, 1748), "belongs to no partition of the table"),
+    **dict.fromkeys((1139, *range(3684, 3701), 3887, 3900), "a text is not a regular expression"),
+    **dict.fromkeys((3751, 3752, 3903, 3904, 3907), "a value does not fit a functional index"),
+    **dict.fromkeys((3037, 3616, 3617), "a value is not a geometry"),
+    **dict.fromkeys((1172, 1242), "a generated column or trigger finds more than one row"),
+    1301: "the value of a generated column, or of a trigger, is too long",
     1118: "is too large for a row of the table",
     1365: "a generated column or trigger divides by zero",
     1364: "lacks the value of a column without a default",
@@ -341,24 +366,59 @@ def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str:
 
 # -- SQLite --------------------------------------------------------------------------------------
 
-#: SQLite's primary result codes: a constraint, a value that is too large, a type that does not match.
-_SQLITE_CONSTRAINT, _SQLITE_ROWS = 19, frozenset({18, 19, 20})
+#: SQLite's primary result codes: a value that is too large, a constraint, a type that does not match.
+_SQLITE_ROWS = frozenset({18, 19, 20})
+#: BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL, SCHEMA.
+_SQLITE_LATER = frozenset({5, 6, 7, 9, 10, 13, 14, 15, 17})
+#: ERROR: a table or function is missing, or an expression cannot be computed from the values of a row.
+_SQLITE_ERROR = 1
 _SQLITE_FOREIGN_KEY, _SQLITE_TRIGGER = 787, 1811
 _SQLITE_TEXT = re.compile(r"(UNIQUE|CHECK|NOT NULL) constraint failed: (.+)", re.DOTALL)
 _SQLITE_STRICT = re.compile(r"cannot store (\w+) value in (\w+) column (.+)", re.DOTALL)
+#: How the texts of the codes above begin, for Python before 3.11.
+_SQLITE_TEXTS: Mapping[str, int] = {
+    "database is locked": 5,
+    "database table is locked": 6,
+    "database schema is locked": 6,
+    "out of memory": 7,
+    "interrupted": 9,
+    "attempt to write a readonly database": 8,
+    "disk I/O error": 10,
+    "database or disk is full": 13,
+    "unable to open database file": 14,
+    "locking protocol": 15,
+    "database schema has changed": 17,
+}
+#: Texts of ERROR that contain no values.
+_SQLITE_SHOWN = frozenset({"malformed JSON", "integer overflow", "too many levels of trigger recursion"})
+
+
+def _sqlite_code(original: Any) -> int:
+    """Returns the result code; before Python 3.11, one of the same meaning, or 0."""
+    found = getattr(original, "sqlite_errorcode", None)
+    if found is not None:
+        return int(found)
+    if type(original).__name__ in ("IntegrityError", "DataError"):
+        return next(iter(_SQLITE_ROWS))
+    if type(original).__name__ != "OperationalError":
+        return 0
+    text = str(original)
+    known = (code for begin, code in _SQLITE_TEXTS.items() if text.startswith(begin))
+    return next(known, _SQLITE_ERROR)
 
 
 def _of_sqlite(original: Any) -> Meaning | None:
-    code = getattr(original, "sqlite_errorcode", None)  # since Python 3.11
-    is_of_rows = (
-        code & 0xFF in _SQLITE_ROWS
-        if code is not None
-        else type(original).__name__ in ("IntegrityError", "DataError")
-    )
-    text = str(original)
-    if not is_of_rows:
-        is_missing = text.startswith("no such table")
-        return Meaning(Kind.PERSON, driver_text(original), _FIX_TABLE) if is_missing else None
+    code, text = _sqlite_code(original), str(original)
+    if text.startswith("no such table"):
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_TABLE)
+    if code & 0xFF in _SQLITE_LATER:
+        return Meaning(Kind.LATER, driver_text(original))
+    if code & 0xFF == _SQLITE_ERROR:
+        said = f": {text}" if text in _SQLITE_SHOWN else ""
+        why = f"a constraint, index, generated column or trigger cannot be computed from its values{said}"
+        return Meaning(Kind.STATEMENT, why, _FIX_OTHER, detail=driver_text(original))
+    if code & 0xFF not in _SQLITE_ROWS:
+        return Meaning(Kind.PERSON, driver_text(original), _FIX_OTHER) if code else None
     column = ""
     if found := _SQLITE_TEXT.fullmatch(text):
         what, names = found[1], _shown(found[2])

@@ -1,16 +1,19 @@
 """Writes the rows of a batch to the table, and finds the rows that the database refuses.
 
 The batch is first written as a whole. Only if the database refuses it for its rows, `divide` writes it again,
-range by range, each behind a savepoint of one transaction. If no row is refused then, the transaction holds
-all rows, as if it had been written as a whole.
+range by range, each behind a savepoint of one transaction that is rolled back. If no row is refused then, the
+batch is written as a whole once more, in the order that the search found. So what is prepared was always
+written by `write_rows` from the same statements, which a later commit uses too.
 """
 
 from __future__ import annotations
 
 import datetime
+import heapq
 import io
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,38 +36,35 @@ from kafka_eos_source.sinks.sql_database import (
     is_bytes,
     sqlalchemy,
 )
-from kafka_eos_source.sinks.sql_errors import Kind, RowRefusedError, meaning_of
+from kafka_eos_source.sinks.sql_errors import Kind, Meaning, RowRefusedError, meaning_of
 
 #: Checks deferred constraints before the end of the transaction. See `_foreign_keys_broken` for SQLite.
 _CHECK_NOW = dict.fromkeys(("postgresql", "cockroachdb", "oracle"), "SET CONSTRAINTS ALL IMMEDIATE")
 _SAVEPOINT = "kafka_eos_rows"
-#: Retries of refused rows that rows after them may have cured, such as rows of one tree in any order.
-_MOST_RETRIES = 10
 
 
 # -- checks at the end of a transaction ------------------------------------------------------------
 
 
-def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:
+def dry_run(engine: Any, work: Callable[[Any], None]) -> None:
     """Calls `work` in a transaction, checks all constraints, and rolls the transaction back.
 
     Args:
         engine: SQLAlchemy engine.
         work: writes rows to a connection.
-        table: name of the table that it writes to.
 
     Raises:
         sqlalchemy.exc.DBAPIError: if the database refuses the rows, as it would at the commit.
         RowRefusedError: if a row violates a foreign key in SQLite.
     """
     with engine.connect() as connection, connection.begin() as transaction:
-        check = end_check(connection, table)
+        check = end_check(connection)
         work(connection)
         check()
         transaction.rollback()
 
 
-def end_check(connection: Any, table: str) -> Callable[[], None]:
+def end_check(connection: Any) -> Callable[[], None]:
     """Returns a function that checks what the database would check at the end of the transaction.
 
     The result raises what `dry_run` raises. Call it in the transaction, and `end_check` before the
@@ -73,65 +73,136 @@ def end_check(connection: Any, table: str) -> Callable[[], None]:
     dialect = connection.dialect.name
     if statement := _CHECK_NOW.get(dialect):
         return partial(connection.exec_driver_sql, statement)
-    if dialect != "sqlite" or not _has_deferred_foreign_keys(connection, table):
+    if dialect != "sqlite" or not (tables := _with_deferred_foreign_keys(connection)):
         return lambda: None
-    before = _foreign_keys_broken(connection, table)
+    before = _foreign_keys_broken(connection, tables)
 
     def check() -> None:
-        if _foreign_keys_broken(connection, table) > before:
+        if _foreign_keys_broken(connection, tables) > before:
             raise RowRefusedError("violates a foreign key", depends_on_rows=True)
 
     return check
 
 
-def _has_deferred_foreign_keys(connection: Any, table: str) -> bool:
-    definition = "SELECT upper(sql) FROM sqlite_master WHERE name = ?"
-    defined = str(connection.exec_driver_sql(definition, (table,)).scalar())
-    return "DEFERRED" in defined and bool(connection.exec_driver_sql("PRAGMA foreign_keys").scalar())
+def _with_deferred_foreign_keys(connection: Any) -> list[str]:
+    """Returns the tables in SQLite with foreign keys that are checked at the end, if any are checked.
+
+    Triggers may write to tables other than the sink's.
+    """
+    if not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
+        return []
+    statement = "SELECT name FROM sqlite_master WHERE type = 'table' AND upper(sql) LIKE '%DEFERRED%'"
+    return [str(name) for (name,) in connection.exec_driver_sql(statement)]
 
 
-def _foreign_keys_broken(connection: Any, table: str) -> int:
-    """Counts the rows that violate a foreign key in SQLite, which reads the whole table."""
-    quoted = connection.dialect.identifier_preparer.quote_identifier(table)
-    return len(connection.exec_driver_sql(f"PRAGMA foreign_key_check({quoted})").all())
+def _foreign_keys_broken(connection: Any, tables: Iterable[str]) -> int:
+    """Counts the rows that violate a foreign key in SQLite, which reads the whole tables."""
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    return sum(
+        len(connection.exec_driver_sql(f"PRAGMA foreign_key_check({quote(each)})").all()) for each in tables
+    )
 
 
 # -- the batch as a whole --------------------------------------------------------------------------
 
 
-def write_rows(
-    connection: Any, table: Any, batches: Iterable[pa.RecordBatch], keys: Sequence[str], chunk_rows: int
-) -> None:
+@dataclass
+class Order:
+    """The order in which the database accepts the rows of a batch, and what is written together.
+
+    Attributes:
+        ranges: ascending ranges of row numbers, each with its end; each within one record batch.
+        later: rows that come after all ranges.
+        refused: the rows that the database refuses, by number. If there are any, the rest is incomplete.
+    """
+
+    ranges: list[tuple[int, int]]
+    later: list[pa.RecordBatch]
+    refused: Mapping[int, RowRefusal]
+
+    def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Returns the rows in this order."""
+        wanted = iter(self.ranges)
+        found = next(wanted, None)
+        before = 0
+        for batch in batches:
+            while found is not None and found[0] < before + batch.num_rows:
+                yield batch.slice(found[0] - before, found[1] - found[0])
+                found = next(wanted, None)
+            before += batch.num_rows
+        yield from self.later
+
+
+def statements(
+    dialect: Any,
+    table: Any,
+    batches: Iterable[pa.RecordBatch],
+    keys: Sequence[str],
+    chunk_rows: int,
+    order: Order | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Returns the rows that `write_rows` writes, those of one statement at a time.
+
+    Args:
+        dialect: SQLAlchemy dialect of the database.
+        table: SQLAlchemy table, as loaded from the database.
+        batches: rows; their columns are a subset of the table's.
+        keys: key columns of an upsert; empty to append. Of several rows with the same key in one batch, the
+            last one wins.
+        chunk_rows: most rows per statement, except for ``COPY``.
+        order: result of `divide`; None = the order of the rows.
+    """
+    if order is not None:
+        batches = order.pieces(batches)
+    elif keys:
+        whole = pa.Table.from_batches(list(batches))
+        batches = whole.take(pa.array(_last_per_key(whole, keys))).to_batches()
+    for batch in batches:
+        yield from _chunks(dialect, table, batch, keys, chunk_rows)
+
+
+def _chunks(
+    dialect: Any, table: Any, batch: pa.RecordBatch, keys: Sequence[str], chunk_rows: int
+) -> Iterator[pa.RecordBatch]:
+    if not keys and copier(dialect, table) is not None:
+        chunk_rows = max(1, batch.num_rows)
+    for start in range(0, batch.num_rows, chunk_rows):
+        yield batch.slice(start, chunk_rows)
+
+
+def write_rows(connection: Any, table: Any, rows: Iterable[pa.RecordBatch], keys: Sequence[str]) -> None:
     """Appends the rows, or upserts them if there are keys.
 
-    Postgres receives appended rows by ``COPY``, which is encoded column by column.
+    Postgres receives appended rows by ``COPY``, which is encoded column by column. Constraints that can be
+    deferred are checked at the end, so that they depend neither on the order of the rows nor on statements.
 
     Args:
         connection: SQLAlchemy connection with an open transaction.
         table: SQLAlchemy table, as loaded from the database.
-        batches: rows; their columns are a subset of the table's.
-        keys: key columns of an upsert; empty to append. Of several rows with the same key in one batch, the
-            last one wins. If keys that differ here are equal for the database (``citext``, ``char``, a
-            collation), its upsert statement runs row by row, so the last one wins too.
-        chunk_rows: most rows per statement.
+        rows: result of `statements`.
+        keys: key columns of an upsert; empty to append. If keys that differ here are equal for the database
+            (``citext``, ``char``, a collation), its upsert statement runs row by row, so the last one wins.
 
     Raises:
         Exception: of SQLAlchemy or of the driver; `sql_errors.meaning_of` says what it means.
     """
-    if keys:
-        whole = pa.Table.from_batches(list(batches))
-        batches = whole.take(pa.array(_last_per_key(whole, keys))).to_batches()
-    for batch in batches:
-        _write(connection, table, batch, keys, chunk_rows)
+    _defer(connection)
+    for each in rows:
+        _write(connection, table, each, keys)
 
 
-def _write(connection: Any, table: Any, batch: pa.RecordBatch, keys: Sequence[str], chunk_rows: int) -> None:
-    if not keys and batch.num_rows and (copy := copier(connection.dialect, table)) is not None:
+def _defer(connection: Any) -> None:
+    if connection.dialect.name in _CHECK_NOW:
+        connection.exec_driver_sql("SET CONSTRAINTS ALL DEFERRED")
+
+
+def _write(connection: Any, table: Any, batch: pa.RecordBatch, keys: Sequence[str]) -> None:
+    """Writes the rows by one statement."""
+    if not keys and (copy := copier(connection.dialect, table)) is not None:
         copy(connection, table, batch)
         return
     statement = _upsert(connection, table, batch.schema.names, keys) if keys else table.insert()
-    for start in range(0, batch.num_rows, chunk_rows):
-        _execute(connection, table, statement, batch.slice(start, chunk_rows), keys)
+    _execute(connection, table, statement, batch, keys)
 
 
 def _last_per_key(whole: pa.Table, keys: Sequence[str], without: Iterable[int] = ()) -> npt.NDArray[np.int64]:
@@ -163,15 +234,26 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("psycopg").addFilter(_is_news)
 
 
+class RollsBackError(Exception):
+    """The refusal of a row ended the whole transaction, so that no row can be searched for in it."""
+
+
+#: (start, stop): the database accepted these rows of those that are tried.
+_Accept = Callable[[int, int], None]
+
+
 @dataclass
 class _Attempt:
     """Writes ranges of rows behind a savepoint each.
 
     Attributes:
-        connection, table, keys, chunk_rows: as in `write_rows`.
+        connection: as in `write_rows`.
+        table, keys, chunk_rows: as in `statements`.
         check: result of `end_check`; None if no constraint is deferred.
         rows: the rows.
-        curable: numbers of refused rows that rows after them may cure; `number` returns them.
+        number: returns the number under which a row is reported.
+        accept: called with each range that the database accepts.
+        curable: numbers of refused rows that rows after them may cure.
     """
 
     connection: Any
@@ -181,32 +263,64 @@ class _Attempt:
     check: Callable[[], None] | None
     rows: pa.RecordBatch
     number: Callable[[int], int]
+    accept: _Accept
     curable: set[int]
 
     def __call__(self, start: int, stop: int) -> RangeRefusal | None:
         dialect = self.connection.dialect
         failpoints.reach("sink.sql.within_search")
         dialect.do_savepoint(self.connection, _SAVEPOINT)
+        rows = self.rows.slice(start, stop - start)
         try:
-            if self.check is not None and dialect.name in _CHECK_NOW:
-                # so that rows of one range may refer to each other
-                self.connection.exec_driver_sql("SET CONSTRAINTS ALL DEFERRED")
-            rows = self.rows.slice(start, stop - start)
-            _write(self.connection, self.table, rows, self.keys, self.chunk_rows)
+            if self.check is not None:
+                _defer(self.connection)  # so that rows of one range may refer to each other
+            for each in _chunks(dialect, self.table, rows, self.keys, self.chunk_rows):
+                _write(self.connection, self.table, each, self.keys)
             if self.check is not None:
                 self.check()
         except Exception as error:
             found = meaning_of(error, dialect)
-            if found.kind is not Kind.ROW:
+            if not found.may_be_of_rows:
+                raise
+            self._roll_back(found)
+            if found.kind is Kind.STATEMENT and not self._is_valid(rows.schema.names):
                 raise
         else:
             dialect.do_release_savepoint(self.connection, _SAVEPOINT)
+            self.accept(start, stop)
             return None
-        dialect.do_rollback_to_savepoint(self.connection, _SAVEPOINT)
-        dialect.do_release_savepoint(self.connection, _SAVEPOINT)
         if stop - start == 1 and found.depends_on_rows:
             self.curable.add(self.number(start))
         return RangeRefusal(found.refusal(self.table), found.row)
+
+    def _roll_back(self, found: Meaning) -> None:
+        dialect = self.connection.dialect
+        try:
+            dialect.do_rollback_to_savepoint(self.connection, _SAVEPOINT)
+            dialect.do_release_savepoint(self.connection, _SAVEPOINT)
+        except sqlalchemy().exc.DBAPIError as error:
+            if meaning_of(error, dialect).kind is Kind.LATER:
+                raise
+            raise RollsBackError(found.why) from error
+
+    def _is_valid(self, names: Sequence[str]) -> bool:
+        """Returns whether the database can execute the statement, if not for all rows.
+
+        ``EXPLAIN`` of SQLite, MySQL and MariaDB compiles the statement and the triggers, and looks for all
+        tables, columns and functions in them, but computes nothing from a row.
+        """
+        dialect = self.connection.dialect
+        statement = _upsert(self.connection, self.table, names, self.keys) if self.keys else None
+        if statement is None:
+            statement = self.table.insert()
+        compiled = statement.compile(dialect=dialect, column_keys=list(names))
+        bound = [compiled.escaped_bind_names.get(each, each) for each in compiled.params]
+        values: Any = (None,) * len(bound) if compiled.positional else dict.fromkeys(bound)
+        try:
+            self.connection.exec_driver_sql(f"EXPLAIN {compiled}", values).close()
+        except sqlalchemy().exc.DBAPIError as error:
+            return meaning_of(error, dialect).kind is Kind.ROW
+        return True
 
 
 def divide(
@@ -217,60 +331,80 @@ def divide(
     chunk_rows: int,
     deadline: Deadline,
     enough: int | None = None,
-) -> dict[int, RowRefusal]:
-    """Writes the rows range by range, and returns those that the database refuses, by number.
+) -> Order:
+    """Writes the rows range by range, and returns those that the database refuses, or an order of all.
 
     Args:
-        connection, table, batches, keys, chunk_rows: as in `write_rows`.
+        connection: as in `write_rows`.
+        table, batches, keys, chunk_rows: as in `statements`.
         deadline: time limit of the call, half of which the search may take.
         enough: the number of refused rows after which the search may stop; None = it finds all. If rows of
             the table refer to others of it, it finds all, because a later row may cure a refused one.
 
-    Returns:
-        The refused rows; if there are none, the transaction contains all rows.
-
     Raises:
         DivisionLimitError: if the search takes too long.
+        RollsBackError: if the database ends the transaction when it refuses a row.
         Exception: of SQLAlchemy or of the driver, if it is not about rows.
     """
-    refers_to_itself = any(
-        each.target_fullname.rpartition(".")[0] == table.fullname for each in table.foreign_keys
-    )
-    division = Division.within(deadline, enough=None if refers_to_itself else enough)
-    check = end_check(connection, table.name) if _defers(connection) else None
+    references = _references_to_itself(table)
+    division = Division.within(deadline, enough=None if references else enough)
+    check = end_check(connection) if _defers(connection) else None
+    order = Order([], [], division.refused)
 
-    def run(rows: pa.RecordBatch, number: Callable[[int], int]) -> set[int]:
+    def run(rows: pa.RecordBatch, number: Callable[[int], int], accept: _Accept | None = None) -> set[int]:
         """Tries rows; returns the numbers of refused ones that rows after them may cure."""
         curable: set[int] = set()
-        attempt = _Attempt(connection, table, keys, chunk_rows, check, rows, number, curable)
-        division.run(rows.num_rows, attempt, number)
-        return curable if refers_to_itself else set()
 
-    def numbers_of(found: Sequence[int]) -> Callable[[int], int]:
-        return lambda at: int(found[at])
+        def add(start: int, stop: int) -> None:
+            order.later.append(rows.slice(start, stop - start))
+
+        attempt = _Attempt(connection, table, keys, chunk_rows, check, rows, number, accept or add, curable)
+        division.run(rows.num_rows, attempt, number)
+        return curable if references else set()
 
     if keys:
         whole = pa.Table.from_batches(list(batches))
-        _divide_upserts(whole, keys, division, run, numbers_of)
-        return division.refused
+        _divide_upserts(whole, keys, division, run, references)
+        return order
     left: dict[int, pa.RecordBatch] = {}
     before = 0
     for batch in batches:
-        for each in run(batch, numbers_of(range(before, before + batch.num_rows))):
-            left[each] = batch.slice(each - before, 1)
+
+        def accept(start: int, stop: int, before: int = before) -> None:
+            order.ranges.append((before + start, before + stop))
+
+        for each in run(batch, _numbers_of(range(before, before + batch.num_rows)), accept):
+            left[each] = batch.take(pa.array([each - before]))  # a copy, which does not keep the batch
         before += batch.num_rows
         if division.has_enough:
             break
-    _retry(left, division, run, numbers_of)
-    return division.refused
+    _retry(left, division, run, references)
+    return order
+
+
+def _numbers_of(found: Sequence[int]) -> Callable[[int], int]:
+    return lambda at: int(found[at])
 
 
 _Run = Callable[[pa.RecordBatch, Callable[[int], int]], set[int]]
-_NumbersOf = Callable[[Sequence[int]], Callable[[int], int]]
+#: Columns of a table, and those of the same table to which they refer.
+_References = Sequence[tuple[Sequence[str], Sequence[str]]]
+
+
+def _references_to_itself(table: Any) -> _References:
+    """Returns the foreign keys of the table to itself, with the names of the frame's columns."""
+    in_frame = {column.name: column.key for column in table.columns}
+    found = []
+    for each in table.foreign_key_constraints:
+        targets = [of_column.target_fullname.rpartition(".") for of_column in each.elements]
+        if all(owner == table.fullname for owner, _, _ in targets):
+            of_parent = [in_frame.get(name, name) for _, _, name in targets]
+            found.append(([column.key for column in each.columns], of_parent))
+    return found
 
 
 def _divide_upserts(
-    whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, numbers_of: _NumbersOf
+    whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, references: _References
 ) -> None:
     """Tries the last row of each key; if it is refused, the row before it with the same key."""
     tried: set[int] = set()
@@ -280,21 +414,27 @@ def _divide_upserts(
             return
         tried.update(last)
         rows = whole.take(pa.array(last)).combine_chunks().to_batches()[0]
-        curable = run(rows, numbers_of(last))
+        curable = run(rows, _numbers_of(last))
         at = {number: each for each, number in enumerate(last)}
-        _retry({each: rows.slice(at[each], 1) for each in curable}, division, run, numbers_of)
+        _retry({each: rows.slice(at[each], 1) for each in curable}, division, run, references)
 
 
-def _retry(left: dict[int, pa.RecordBatch], division: Division, run: _Run, numbers_of: _NumbersOf) -> None:
-    """Tries refused rows again, now that the rows after them are written, as long as one is accepted."""
-    for _ in range(_MOST_RETRIES):
+def _retry(left: dict[int, pa.RecordBatch], division: Division, run: _Run, references: _References) -> None:
+    """Tries refused rows again, now that the rows after them are written, as long as one is accepted.
+
+    A row comes after the one to which it refers. In case the database compares them in another way, every
+    second time the rows come in reversed order, and so trees in any order need few rounds.
+    """
+    for turn in itertools.count():
         if not left:
             return
         numbers = sorted(left)
-        why = {each: division.refused.pop(each) for each in numbers}
         rows = pa.Table.from_batches([left[each] for each in numbers]).combine_chunks().to_batches()[0]
+        order = range(len(numbers))[::-1] if turn % 2 else _parents_first(rows, references)
+        numbers = [numbers[each] for each in order]
+        why = {each: division.refused.pop(each) for each in numbers}
         try:
-            run(rows, numbers_of(numbers))
+            run(rows.take(pa.array(order, pa.int64())), _numbers_of(numbers))
         except Exception:
             division.refused.update(why)
             raise
@@ -302,6 +442,39 @@ def _retry(left: dict[int, pa.RecordBatch], division: Division, run: _Run, numbe
         if len(refused) == len(numbers):
             return
         left = {each: left[each] for each in refused}
+
+
+def _parents_first(rows: pa.RecordBatch, references: _References) -> Sequence[int]:
+    """Returns the rows in an order in which none refers to a later one, otherwise in their own order.
+
+    Rows that refer to each other in a circle come last.
+    """
+    children: dict[int, list[int]] = {}
+    parents = [0] * rows.num_rows
+    for of_child, of_parent in references:
+        if not {*of_child, *of_parent} <= set(rows.schema.names):
+            continue
+        try:
+            named = {name: rows[name].to_pylist() for name in {*of_child, *of_parent}}
+        except (OverflowError, ValueError):  # Python has no object for a value
+            continue
+        first: dict[tuple[object, ...], int] = {}
+        for at, key in enumerate(zip(*(named[name] for name in of_parent), strict=True)):
+            first.setdefault(key, at)
+        for at, key in enumerate(zip(*(named[name] for name in of_child), strict=True)):
+            parent = first.get(key)
+            if parent is not None and parent != at and None not in key:
+                children.setdefault(parent, []).append(at)
+                parents[at] += 1
+    ready = [at for at, count in enumerate(parents) if not count]
+    found: list[int] = []
+    while ready:
+        found.append(heapq.heappop(ready))
+        for at in children.get(found[-1], ()):
+            parents[at] -= 1
+            if not parents[at]:
+                heapq.heappush(ready, at)
+    return [*found, *(at for at, count in enumerate(parents) if count)]
 
 
 def _defers(connection: Any) -> bool:

@@ -268,11 +268,11 @@ def _fills_nulls(connection: Any, table: Any) -> bool:
     True if this user may not see the triggers.
 
     Postgres, MySQL and MariaDB look for nulls after the triggers that run before an insert. Triggers of
-    SQLite cannot change a row.
+    SQLite cannot change a row, but ``NOT NULL ON CONFLICT REPLACE`` writes the default.
     """
     dialect = connection.dialect.name
     if dialect == "sqlite":
-        return False
+        return "CONFLICT" in _sqlite_definition(connection, table)
     sa = sqlalchemy()
     if dialect in _POSTGRES:  # a partition may have triggers of its own; 66: BEFORE or INSTEAD OF
         name = connection.dialect.identifier_preparer.format_table(table)
@@ -305,10 +305,7 @@ def _may_refuse_more(connection: Any, table: Any) -> bool:
     """Returns whether the database may refuse rows for other reasons than their columns' types."""
     sa, dialect = sqlalchemy(), connection.dialect.name
     if dialect == "sqlite":
-        statement = sa.text("SELECT upper(sql) FROM sqlite_master WHERE lower(tbl_name) = lower(:name)")
-        found = [str(each) for (each,) in connection.execute(statement, {"name": table.name})]
-        words = ("UNIQUE", "CHECK", "REFERENCES", "TRIGGER", "PRIMARY KEY", "STRICT", "INDEX", "VIEW")
-        return not found or any(word in each for each in found for word in words)
+        return _may_sqlite_refuse_more(connection, table)
     if dialect not in _POSTGRES:
         return True
     name = connection.dialect.identifier_preparer.format_table(table)
@@ -320,6 +317,38 @@ def _may_refuse_more(connection: Any, table: Any) -> bool:
         "FROM pg_class c, pg_database d WHERE c.oid = to_regclass(:name) AND d.datname = current_database()"
     )
     return not connection.execute(statement, {"name": name}).scalar()
+
+
+def _may_sqlite_refuse_more(connection: Any, table: Any) -> bool:
+    """Returns True unless nothing of an SQLite table but ``NOT NULL`` of its plain columns refuses rows."""
+    definition = _sqlite_definition(connection, table)
+    if table.schema is not None or any(word in definition for word in _SQLITE_WORDS):
+        return True
+
+    def asked(pragma: str) -> list[Any]:
+        name = connection.dialect.identifier_preparer.quote_identifier(table.name)
+        return list(connection.exec_driver_sql(f"PRAGMA {pragma}({name})").mappings())
+
+    triggers = (
+        "SELECT 1 FROM (SELECT type, tbl_name FROM sqlite_master UNION ALL "
+        "SELECT type, tbl_name FROM sqlite_temp_master) WHERE type <> 'table' AND lower(tbl_name) = lower(?)"
+    )
+    return (
+        any(each["pk"] or each["hidden"] for each in asked("table_xinfo"))
+        or bool(asked("index_list") or asked("foreign_key_list"))
+        or connection.exec_driver_sql(triggers, (table.name,)).first() is not None
+    )
+
+
+#: What no PRAGMA of each SQLite tells: constraints, and tables that check more.
+_SQLITE_WORDS = ("CHECK", "CONFLICT", "STRICT", "VIRTUAL")
+
+
+def _sqlite_definition(connection: Any, table: Any) -> str:
+    """Returns the SQL of a table in upper case; all of `_SQLITE_WORDS` if it is no table."""
+    statement = "SELECT upper(sql) FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(?)"
+    found = connection.exec_driver_sql(statement, (table.name,)).scalar()
+    return " ".join(_SQLITE_WORDS) if found is None else str(found)
 
 
 # -- rules that only databases have ----------------------------------------------------------------

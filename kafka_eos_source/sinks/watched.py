@@ -8,6 +8,8 @@ as after the death of a driver at that point, and the next `recover` resolves it
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +22,13 @@ import pyarrow as pa
 
 from kafka_eos_source.errors import KafkaEosError, OperatorError, SinkUnavailableError
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.runtime.watchdog import Pulse, Watchdog
 from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import (
     Fatal,
     Outcome,
+    Refused,
     Retryable,
     SinkContext,
     SinkTxn,
@@ -40,7 +44,12 @@ from kafka_eos_source.sinks.specs import SinkSpec
 
 _CLOSE_SECONDS = 5.0
 
+#: What `_note_refusal` noted is forgotten after this time, in seconds.
+_NOTED_SECONDS = 30 * 24 * 3600.0
+
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class WatchedSink(TwoPhaseSink):
@@ -87,14 +96,18 @@ class WatchedSink(TwoPhaseSink):
 
     @property
     def refuses_rows(self) -> bool:
-        return self._sink.refuses_rows
+        """As the sink says, and True if it refused rows before although it had said that it does not."""
+        return self._sink.refuses_rows or self._has_refused
 
     def stage(self, context: StageContext) -> Stage:
         return self._sink.stage(context)
 
     def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
         pulsing = _PulsingStaged(staged, self._pulse)
-        return self._call(f"prepare {txn}", deadline, self._sink.prepare, txn, pulsing)
+        outcome = self._call(f"prepare {txn}", deadline, self._sink.prepare, txn, pulsing)
+        if isinstance(outcome, Refused) and not self.refuses_rows:
+            self._note_refusal()
+        return outcome
 
     def commit(self, txn: SinkTxn, deadline: Deadline) -> Outcome:
         return self._call(f"commit {txn}", deadline, self._sink.commit, txn)
@@ -107,6 +120,26 @@ class WatchedSink(TwoPhaseSink):
 
     def tidy(self, batch_id: int, deadline: Deadline) -> None:
         self._call("tidy up", deadline, self._sink.tidy, batch_id)
+
+    @property
+    def _has_refused(self) -> bool:
+        try:
+            return _have_refused().read(self._note_name) is not None
+        except (OSError, UnicodeDecodeError) as error:
+            _log.info("cannot read whether sink %r has refused rows: %s", self.context.name, error)
+            return False
+
+    def _note_refusal(self) -> None:
+        """Makes `refuses_rows` true in every process of this host, such as the one that plans batches."""
+        try:
+            _have_refused().write(self._note_name, "")
+            _have_refused().tidy(_NOTED_SECONDS)
+        except OSError as error:
+            _log.warning("cannot note that sink %r refuses rows: %s", self.context.name, error)
+
+    @property
+    def _note_name(self) -> str:
+        return hashlib.sha256(f"{self.context.owner} {self.target()}".encode()).hexdigest()
 
     def _call(self, doing: str, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
         """Makes a call of the contract, whose last argument is always the deadline."""
@@ -121,6 +154,10 @@ class WatchedSink(TwoPhaseSink):
         if isinstance(answer, Fatal):
             return replace(answer, why=self._naming.full(answer.why), fix=self._naming.full(answer.fix))
         return answer
+
+
+def _have_refused() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-sinks-refused")
 
 
 class _PulsingStaged:

@@ -28,7 +28,7 @@ TABLE = sa.Table(
 
 _ROWS = "22001 22003 22P02 22021 21000 23505 23514 23P01 44000 54000 54001 P0001 P0004 KE001 U0001"
 _LATER = "08006 40001 40P01 53100 53200 55P03 57014 57P01"
-_PERSON = "42501 42P01 42703 42846 54011 XX000 0A000 28P01 25006 3D000 F0000 HV000"
+_PERSON = "42501 42P01 42703 42846 54011 XX000 0A000 28P01 25006 3D000 F0000 HV000 55000"
 #: Of MySQL and MariaDB.
 _NUMBERS_OF_ROWS = (1048, 1062, 1264, 1265, 1292, 1366, 1406, 1452, 1526, 1644, 3140, 3819, 4025)
 
@@ -72,6 +72,7 @@ def test_sqlstates(state: str, kind: Kind) -> None:
             (each, Kind.ROW)
             for each in (1048, 1062, 1264, 1265, 1292, 1366, 1406, 1452, 1526, 1644, 3140, 3819, 4025)
         ],
+        *[(each, Kind.ROW) for each in (1139, 1242, 1365, 3691, 3903)],
         *[(each, Kind.LATER) for each in (1021, 1040, 1114, 1205, 1213, 2006, 2013)],
         *[(each, Kind.PERSON) for each in (1044, 1142, 1146)],
     ],
@@ -209,3 +210,45 @@ def test_sqlite_before_python_3_11_has_no_codes() -> None:
         (sqlite3.OperationalError("no such table: rows"), Kind.PERSON),
     ):
         assert meaning_of(error).kind is kind
+
+
+def test_postgres_reads_some_values_by_a_parser_that_complains_about_syntax() -> None:
+    for file in ("tsquery.c", "jsonpath_scan.l", "src/backend/utils/adt/tsquery.c"):
+        error = PostgresError("42601", source_file=file)
+        why = "a text is not a value that the database can read (SQLSTATE 42601)"
+        assert meaning_of(error).refusal(TABLE) == RowRefusal(why)
+    assert meaning_of(PostgresError("42601", source_file="scan.l")).kind is Kind.PERSON
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        *[
+            (code, text, Kind.LATER)
+            for code, text in [
+                (5, "database is locked"),
+                (517, "database is locked"),  # BUSY_SNAPSHOT
+                (6, "database table is locked: rows"),
+                (10, "disk I/O error"),
+                (778, "disk I/O error"),  # IOERR_WRITE
+                (13, "database or disk is full"),
+                (14, "unable to open database file"),
+            ]
+        ],
+        (8, "attempt to write a readonly database", Kind.PERSON),
+        (1, "no such table: main.rows", Kind.PERSON),
+        (1, "malformed JSON", Kind.STATEMENT),
+        (1, f"bad JSON path: {SECRET}", Kind.STATEMENT),
+        (11, "database disk image is malformed", Kind.PERSON),
+    ],
+)
+def test_result_codes_of_sqlite(code: int, text: str, kind: Kind) -> None:
+    name = "DatabaseError" if code == 11 else "OperationalError"
+    error = getattr(sqlite3, name)(text)
+    of_sqlalchemy = getattr(sa.exc, name)
+    assert meaning_of(wrapped(error, of_sqlalchemy)).kind is kind, "by the text, before Python 3.11"
+    error.sqlite_errorcode = code
+    found = meaning_of(wrapped(error, of_sqlalchemy))
+    assert found.kind is kind
+    assert SECRET not in found.why
+    assert isinstance(found.outcome("rows"), Retryable if kind is Kind.LATER else Fatal)

@@ -181,6 +181,92 @@ def test_a_row_may_refer_to_one_that_comes_later_in_the_batch(file: Path, deferr
 
 
 @pytest.mark.usefixtures("_foreign_keys")
+@pytest.mark.parametrize("options", [{}, {"batch_rows": 2}, {"mode": "upsert", "keys": ["id"]}])
+def test_commit_writes_the_rows_in_the_order_that_prepare_found(file: Path, options: dict[str, Any]) -> None:
+    """SQLite looks for the parent of each row at once, and each row comes before its parent."""
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, up INTEGER REFERENCES rows (id))")
+    rows = pa.table({"id": [3, 2, 5, 4, 1, 6], "UP": pa.array([2, 1, 4, 3, None, 5], pa.int64())})
+    txn = new_txn()
+    with opened(system(file, **options)) as sink:
+        accepted = sink.prepare(txn, stage(sink, rows, tasks=3), deadline())
+        assert isinstance(accepted, Ok)
+    with opened(system(file, **{**options, "batch_rows": 1})) as sink:  # after a restart
+        assert list(sink.recover(deadline())) == [txn]
+        assert sink.commit(replace(txn, digest=accepted.digest), deadline()) == OK
+    assert len(run(file, "SELECT * FROM rows")) == 6
+
+
+@pytest.mark.usefixtures("_foreign_keys")
+def test_a_deferred_foreign_key_of_a_table_that_a_trigger_writes_to_is_checked(file: Path) -> None:
+    run(
+        file,
+        "CREATE TABLE names (name TEXT PRIMARY KEY)",
+        "CREATE TABLE log (name TEXT REFERENCES names (name) DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TABLE rows (id INTEGER, name TEXT)",
+        "CREATE TRIGGER logs AFTER INSERT ON rows BEGIN INSERT INTO log VALUES (NEW.name); END",
+        "INSERT INTO names VALUES ('a')",
+    )
+    with opened(system(file)) as sink:
+        found = refused(prepared(sink, pa.table({"id": [1, 2, 3], "name": ["a", "unknown", "a"]})))
+    assert found == {1: RowRefusal("violates a foreign key")}
+
+
+@pytest.mark.usefixtures("_foreign_keys")
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_of_a_deep_tree_are_accepted_beside_a_refused_row(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *, turned: bool
+) -> None:
+    """Each row refers to a later one; or, if `turned`, to one at the other end of the rest of the batch.
+
+    The limit allows for about two tries per row: one pass over all, and one round that cures the tree.
+    """
+    monkeypatch.setattr(
+        sql_rows.Division, "within", classmethod(lambda cls, until, enough: cls(until, most_tries=150))
+    )
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, up INTEGER REFERENCES rows (id), name TEXT)")
+    ids = list(range(60, 0, -1))
+    if turned:
+        ids = [each for pair in zip(ids[:30], ids[:29:-1], strict=True) for each in pair]
+    rows = pa.table(
+        {
+            "id": [*ids, 100, 60],
+            "up": pa.array([*(each - 1 or None for each in ids), 999, 59], pa.int64()),
+            "name": [*("first" for _ in ids), "bad", "second"],
+        }
+    )
+    with opened(system(file)) as sink:
+        assert list(refused(prepared(sink, rows))) == [60, 61], "of two rows with one key the first stays"
+
+
+def test_parents_come_first() -> None:
+    rows = pa.record_batch(
+        {"id": [5, 4, 9, 8, 3, 7, None], "up": pa.array([4, 3, 8, 9, None, 7, None], pa.int64())}
+    )
+    assert list(sql_rows._parents_first(rows, [(["up"], ["id"])])) == [4, 1, 0, 5, 6, 2, 3]
+    assert list(sql_rows._parents_first(rows, [(["other"], ["id"])])) == list(range(7))
+    assert list(sql_rows._parents_first(rows, [])) == list(range(7))
+
+
+@pytest.mark.usefixtures("_foreign_keys")
+def test_a_tree_whose_keys_only_the_database_takes_for_equal_costs_few_rounds(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sql_rows.Division, "within", classmethod(lambda cls, until, enough: cls(until, most_tries=200))
+    )
+    run(
+        file,
+        "CREATE TABLE rows (id TEXT COLLATE NOCASE PRIMARY KEY, "
+        "up TEXT REFERENCES rows (id) CHECK (up <> ''))",
+    )
+    ids = [f"{each:03}" for each in range(40, 0, -1)]
+    ups = [None if each == "001" else f"X{int(each) - 1:03}" for each in ids]
+    rows = pa.table({"id": [*(f"x{each}" for each in ids), "bad"], "up": [*ups, ""]})
+    with opened(system(file)) as sink:
+        assert list(refused(prepared(sink, rows, tasks=1))) == [40]
+
+
+@pytest.mark.usefixtures("_foreign_keys")
 def test_a_foreign_key_that_was_broken_before_is_not_the_batchs_fault(file: Path) -> None:
     run(
         file,
@@ -305,6 +391,73 @@ def test_an_error_that_is_not_about_rows_ends_the_search(
         assert prepared(sink, numbers(1)) == OK, "the transaction was rolled back"
 
 
+_JSON = ["{}", "{", '{"a": 1}']
+
+
+@pytest.mark.parametrize(
+    ("statements", "values", "why"),
+    [
+        (["CREATE TABLE rows (v TEXT CHECK (json_extract(v, '$.a') IS NOT 7))"], _JSON, ": malformed JSON"),
+        (
+            ["CREATE TABLE rows (v TEXT)", "CREATE INDEX by_a ON rows (json_extract(v, '$.a'))"],
+            _JSON,
+            ": malformed JSON",
+        ),
+        (["CREATE TABLE rows (v TEXT, a INT AS (json_extract(v, '$.a')) STORED)"], _JSON, ": malformed JSON"),
+        (["CREATE TABLE rows (v INTEGER CHECK (abs(v) > 0))"], [1, -(2**63), 2], ": integer overflow"),
+        (["CREATE TABLE rows (v TEXT CHECK ('a' LIKE 'a' ESCAPE v))"], ["x", "secret", "y"], ""),
+    ],
+)
+@pytest.mark.parametrize("only", [False, True])
+def test_a_row_from_which_sqlite_cannot_compute_an_expression_is_refused(
+    file: Path, statements: list[str], values: list[Any], why: str, *, only: bool
+) -> None:
+    run(file, *statements)
+    with opened(system(file)) as sink:
+        rows = pa.table({"v": values[1:2] if only else values})
+        sink.make_ready(rows.schema, deadline())
+        sink.row_rules(rows.schema, deadline())
+        assert sink.refuses_rows
+        text = f"a constraint, index, generated column or trigger cannot be computed from its values{why}"
+        assert refused(prepared(sink, rows)) == {0 if only else 1: RowRefusal(text)}
+
+
+@pytest.mark.parametrize("body", ["INSERT INTO log VALUES (NEW.v)", "SELECT no_function(NEW.v)"])
+def test_a_broken_trigger_is_not_the_fault_of_all_rows(file: Path, body: str) -> None:
+    run(
+        file,
+        "CREATE TABLE log (v, w)",
+        "CREATE TABLE rows (v TEXT)",
+        f"CREATE TRIGGER broken AFTER INSERT ON rows BEGIN {body}; END",
+    )
+    with opened(system(file)) as sink:
+        outcome = prepared(sink, pa.table({"v": ["a", "b"]}))
+        assert isinstance(outcome, Fatal)
+        assert "OperationalError" in outcome.why
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE rows (id INTEGER UNIQUE ON CONFLICT ROLLBACK)"],
+        [
+            "CREATE TABLE rows (id INTEGER)",
+            "CREATE TRIGGER no BEFORE INSERT ON rows WHEN EXISTS (SELECT 1 FROM rows WHERE id = NEW.id) "
+            "BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
+        ],
+    ],
+)
+def test_a_constraint_that_ends_the_transaction_is_named(file: Path, statements: list[str]) -> None:
+    run(file, *statements)
+    with opened(system(file)) as sink:
+        outcome = prepared(sink, numbers(1, 2, 1, 3))
+        assert isinstance(outcome, Fatal)
+        assert "rolls back the whole transaction" in outcome.why
+        assert "ABORT" in outcome.fix
+        assert list(sink.recover(deadline())) == []
+        assert isinstance(prepared(sink, numbers(1, 2, 3)), Ok)
+
+
 # -- errors that are not about rows ----------------------------------------------------------------
 
 
@@ -413,6 +566,11 @@ def test_a_strict_table_refuses_values_of_other_types(file: Path) -> None:
         ("CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT)", True),
         ("CREATE TABLE rows (id INTEGER UNIQUE, name TEXT)", True),
         ("CREATE TABLE rows (id INTEGER CHECK (id > 0), name TEXT)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, x NOT NULL GENERATED ALWAYS AS (nullif(id, 3)))", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, x AS (id + 1) STORED)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT, FOREIGN KEY (id) REFERENCES rows (id))", True),
+        ("CREATE TABLE rows (id INTEGER NOT NULL ON CONFLICT ABORT, name TEXT)", True),
+        ("CREATE TABLE rows (id INTEGER, name TEXT DEFAULT 'primary key or unique index')", False),
     ],
 )
 def test_a_table_whose_rules_say_everything_refuses_no_rows_later(
@@ -426,9 +584,24 @@ def test_a_table_whose_rules_say_everything_refuses_no_rows_later(
         rules = sink.row_rules(schema, deadline())
         assert sink.refuses_rows is refuses
         assert Utf8(column="name", of="text of table 'rows'") in rules
-        run(file, "CREATE UNIQUE INDEX later ON rows (id)")
-        sink.row_rules(schema, deadline())
-        assert sink.refuses_rows, "somebody added a constraint"
+        for later in (
+            "CREATE INDEX later ON rows (id + 1)",
+            "CREATE TRIGGER later AFTER DELETE ON ROWS BEGIN SELECT 1; END",
+        ):
+            run(file, later)
+            sink.row_rules(schema, deadline())
+            assert sink.refuses_rows, "somebody added a constraint"
+            run(file, f"DROP {later.split()[1]} later")
+            sink.row_rules(schema, deadline())
+            assert sink.refuses_rows is refuses
+
+
+def test_a_column_that_replaces_null_by_its_default_has_no_rule(file: Path) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER NOT NULL ON CONFLICT REPLACE DEFAULT 7)")
+    with opened(system(file)) as sink:
+        sink.make_ready(numbers().schema, deadline())
+        assert broken(sink, numbers(1, None)) == set()
+        assert isinstance(prepared(sink, numbers(1, None)), Ok)
 
 
 def test_rules_follow_a_changed_table(file: Path) -> None:

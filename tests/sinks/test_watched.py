@@ -17,6 +17,7 @@ from kafka_eos_source.protocol.token import PreparedSinks, Token
 from kafka_eos_source.runtime import watchdog
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks import OK, Outcome, SinkContext, SinkTxn, Staged, TwoPhaseSink
+from kafka_eos_source.sinks.contract import Refused, RowRefusal
 from kafka_eos_source.sinks.manifest import NotesFolder
 from kafka_eos_source.sinks.sink_options import SinkNaming
 from kafka_eos_source.sinks.watched import WatchedSink
@@ -104,6 +105,27 @@ def test_every_call_reaches_the_sink() -> None:
     found.tidy(3, soon())
     found.close()
     assert sink.calls == ["recover", "prepare", "commit", "abort"]
+
+
+def test_a_sink_that_refused_rows_says_so_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Scripted):
+        def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+            return Refused({0: RowRefusal("no")})
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = watched(Refusing())
+    assert not found.refuses_rows
+    assert isinstance(found.prepare(TXN, Rows(), soon()), Refused)
+    assert found.refuses_rows
+    assert watched(Refusing()).refuses_rows, "after a restart, and in the process that plans batches"
+    other = WatchedSink(Refusing(), SinkNaming("a"))
+    other.open(SinkContext("s", "other", "cluster"))
+    assert not other.refuses_rows
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    assert isinstance(other.prepare(TXN, Rows(), soon()), Refused), "only logged"
 
 
 def test_a_sink_that_keeps_reading_rows_may_take_longer_than_the_deadline(tmp_path: Path) -> None:
