@@ -14,8 +14,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
+from integration.chaos.picky import Picky
 from integration.support.kafka import produce, read_back, values
-from kafka_eos_source import custom, delta, files, iceberg, record_origin, sink_options
+from kafka_eos_source import App, custom, delta, files, iceberg, record_origin, sink_options
 from kafka_eos_source.protocol.records import DeadLetter
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.filesystem import committed_files
@@ -240,12 +241,18 @@ def test_a_row_that_a_sink_refuses_leaves_all_sinks_of_a_query_without_an_output
 
     frame = frame.where("CAST(value AS STRING) NOT LIKE '%5'")
     with pytest.raises(
-        StreamingQueryException, match=r"sink 'picky' refuses 6 of 27 rows of batch 0"
+        StreamingQueryException, match=r"sink 'picky' refuses at least 6 of 27 rows of batch 0"
     ) as refused:
         run()
     assert f"column 'value': bad luck (made from the record of topic {source}, partition 0, offset 3)" in str(
         refused.value
     )
+    app = App(f"app-{dead}", broker, checkpoint=f"{checkpoint}-app", spark=spark)
+    picky = custom(Picky, url=f"sqlite:///{database}", table="orders")
+    few = topic(1)
+    produce(broker, few, rows(0, 5))
+    with pytest.raises(StreamingQueryException, match=rf"record of topic {few}, partition 0, offset 3\)"):
+        app.write(app.read(few).select("value"), sinks={"picky": picky}).start().awaitTermination()
     assert not committed_files(archive)
     run(**{"onInvalidRecord": "dead-letter", "deadLetter.topic": dead})
     good = [row for row in rows(0, 30) if row[-1] not in "359"]

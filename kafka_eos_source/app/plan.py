@@ -23,6 +23,7 @@ from kafka_eos_source.in_read.records import RecordShape
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.staged import BY_APP, staged_frame
 from kafka_eos_source.in_read.step import (
+    ORIGIN_FIELD,
     MapInRead,
     ReadColumn,
     ReadColumns,
@@ -38,6 +39,7 @@ from kafka_eos_source.sinks.constructors import Sink, sink_options
 from kafka_eos_source.sinks.sink_options import PREFIX
 from kafka_eos_source.sinks.specs import OBJECT
 from kafka_eos_source.spark.operator_frame import refused_elsewhere, writer_for_kafka
+from kafka_eos_source.spark.schema import ORIGIN
 from kafka_eos_source.spark.session import SessionRules
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def _staged(
     if guarantee.lower() != "exactly_once":
         return Obstacle(f"{_GUARANTEE}={guarantee}", "leave the option out")
     try:
-        parse_sink_in_read(sink)
+        options = parse_sink_in_read(sink)
     except InvalidOptionError as error:  # what is wrong with them, the checks of the query say
         return Obstacle(f"the options of the sink: {error.message}")
     columns = origin.columns
@@ -153,6 +155,9 @@ def _staged(
             ReadColumns(tuple(ReadColumn(name, name) for name in made.rows.names), before),
             made.rows,
         )
+    is_needed = bool(options.sinks) or options.on_invalid_record != "fail"
+    if is_needed and ORIGIN not in rows.names and (columns.before is None or columns.before.is_aligned):
+        columns, rows = replace(columns, with_origin=True), StructType([*rows, ORIGIN_FIELD])
     if columns.sets_aside:
         rows = with_column_of_packets(rows)
     step = MapInRead(columns, rows, None, uuid.uuid4().hex, BY_APP)

@@ -16,31 +16,25 @@ Two kinds of counts show what is bad:
   marked; or if no valid row reached the sink and at least half of the offsets are marked, because control
   records of transactions have offsets too.
 
-What is decided holds for one run of the query. Spark may run each commit in another process on the driver's
-host, so a private file there remembers it.
+What is decided holds for one run of the query (`run_notes`).
 """
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kafka_eos_source.commit.run_notes import RunNotes
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import LEAST_OF_TOPIC
 from kafka_eos_source.model import StagedPart, TopicRecords
-from kafka_eos_source.runtime.folders import PrivateFolder
-from kafka_eos_source.runtime.json_input import SHAPE_ERRORS, parse_json
-from kafka_eos_source.runtime.logs import warn_once
 
-_log = logging.getLogger(__name__)
-
-#: Files of queries that have not committed for this long are deleted.
-_KEPT_SECONDS = 7 * 24 * 3600.0
-
-#: The topics that need no look any more, by query: Spark's id of the run, and their names.
-_settled: dict[str, tuple[str, frozenset[str]]] = {}
+#: The topics of a run that need no look any more. Add those of a batch after it is committed.
+SETTLED = RunNotes(
+    "kafka-eos-first-records",
+    "which topics have good records",
+    "the query stops if all records of its batch are bad",
+)
 
 
 @dataclass(frozen=True)
@@ -121,59 +115,3 @@ def _sums(counts: Iterable[TopicRecords]) -> dict[str, TopicRecords]:
         records, bad = before.records + each.records, before.bad + each.bad
         found[each.topic] = TopicRecords(each.topic, records, bad, before.reason or each.reason)
     return found
-
-
-# -- what is known of the run ----------------------------------------------------------------------
-
-
-def settled(application_id: str, run_id: str) -> frozenset[str]:
-    """Returns the topics that earlier batches of a run have settled.
-
-    Args:
-        application_id: the query.
-        run_id: Spark's id of the run.
-    """
-    known = _settled.get(application_id)
-    if known is None or known[0] != run_id:
-        known = _read(application_id)
-    return known[1] if known[0] == run_id else frozenset()
-
-
-def settle(application_id: str, run_id: str, topics: frozenset[str]) -> None:
-    """Remembers that topics need no look any more in this run. Call it after their batch is committed."""
-    before = settled(application_id, run_id)
-    now = before | topics
-    _settled[application_id] = run_id, now
-    if now == before:
-        return
-    try:
-        _folder().write(_file(application_id), json.dumps({"run": run_id, "topics": sorted(now)}))
-        _folder().tidy(_KEPT_SECONDS)
-    except (OSError, UnicodeDecodeError) as error:
-        warn_once(
-            _log,
-            f"the commit cannot remember which topics of application.id={application_id!r} have good "
-            f"records: {error}. If Spark starts another process for a commit, and all records of its batch "
-            "are bad, the query stops there.",
-        )
-
-
-def _read(application_id: str) -> tuple[str, frozenset[str]]:
-    try:
-        text = _folder().read(_file(application_id))
-        if text is not None:
-            found = parse_json(text)
-            return str(found["run"]), frozenset(map(str, found["topics"]))
-    except (OSError, UnicodeDecodeError, *SHAPE_ERRORS) as error:
-        _log.info(
-            "cannot read which topics of application.id=%r have good records: %s", application_id, error
-        )
-    return "", frozenset()
-
-
-def _folder() -> PrivateFolder:
-    return PrivateFolder.of_user("kafka-eos-first-records")
-
-
-def _file(application_id: str) -> str:
-    return f"{application_id}.json"

@@ -146,7 +146,7 @@ def commit_micro_batch(
             work.sinks.tidy(Deadline.after_ms(options.commit_timeout_ms))
         failpoints.reach("commit.before_cleanup")
         if work.first is not None and result.is_new:
-            first_records.settle(who.application_id, work.request.batch.run_id, work.first.settles)
+            first_records.SETTLED.add(who.application_id, work.request.batch.run_id, work.first.settles)
         if result.token is not None:
             due.write(who.application_id, work.request.batch.run_id, result.token)
         for old in [each for each in folder.batches() if each <= batch_id]:
@@ -269,7 +269,7 @@ def _collect(
     request = _request(options, who, batch, sources, offset_log.has_native_state(checkpoint))
     first = FirstRecords.of(parts, _read_offsets(sources))
     if first.bad and options.all_records_bad == "fail":
-        known = first_records.settled(who.application_id, run_id)
+        known = first_records.SETTLED.of(who.application_id, run_id)
         topics = {tp.topic for each in sources for tp in each.end or {}}
         request = replace(request, refusal=first.refusal(known, topics, batch_id))
     return _Work(request, staged, identity_file, first=first)

@@ -47,6 +47,9 @@ _READY_SECONDS = 30.0
 #: The rules of a target for rows are asked for again after this time, in seconds.
 _RULES_SECONDS = 60.0
 
+#: If refused rows fail the batch, its error shows this many of them.
+SHOWN_REFUSED = 3
+
 #: Key in `_ready` for the check that no two sinks write to one target.
 _TARGETS = ""
 
@@ -135,7 +138,10 @@ def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseS
         _close(_opened.pop(key))
         found = None
     if found is None:
-        found = _opened[key] = open_all(options.sinks, application_id, cluster, options.checkpoint_location)
+        enough = SHOWN_REFUSED if options.on_invalid_record == "fail" else None
+        found = _opened[key] = open_all(
+            options.sinks, application_id, cluster, options.checkpoint_location, enough
+        )
     _opened.move_to_end(key)
     while len(_opened) > _MOST_QUERIES:
         _close(_opened.popitem(last=False)[1])
@@ -143,16 +149,28 @@ def opened(options: WriteOptions, application_id: str) -> Mapping[str, TwoPhaseS
 
 
 def open_all(
-    specs: Sequence[SinkSpec], application_id: str, cluster_id: str, checkpoint: str | None
+    specs: Sequence[SinkSpec],
+    application_id: str,
+    cluster_id: str,
+    checkpoint: str | None,
+    enough_refused: int | None = None,
 ) -> dict[str, TwoPhaseSink]:
-    """Creates and opens the sinks, and returns them by name. If one cannot be opened, closes the others."""
+    """Creates and opens the sinks, and returns them by name. If one cannot be opened, closes the others.
+
+    Args:
+        specs: the sinks.
+        application_id, cluster_id: the query.
+        checkpoint: location of its checkpoint; None = the sinks have no folder for notes.
+        enough_refused: as in `SinkContext`.
+    """
     found: dict[str, TwoPhaseSink] = {}
     with ExitStack() as opened_before:
         for spec in specs:
             built = spec.build()
             sink = found[spec.name] = WatchedSink(built, spec.naming)
             store = None if checkpoint is None else NotesFolder(store_location(checkpoint, spec.name))
-            sink.open(SinkContext(spec.name, application_id, cluster_id, store, spec.secrets(built)))
+            secrets = spec.secrets(built)
+            sink.open(SinkContext(spec.name, application_id, cluster_id, store, secrets, enough_refused))
             opened_before.callback(sink.close)
         opened_before.pop_all()
     return found
@@ -230,9 +248,6 @@ def _asked(options: WriteOptions, application_id: str, route: Route, known: _Rea
         close(options, application_id)
         return replace(known, at=time.monotonic())
     _check_rules(name, rules, route.schema)
-    if known is None:
-        for risk in sink.risks():
-            _log.warning("sink %r: %s", name, risk)
     return _Ready(rules, sink.refuses_rows)
 
 
@@ -286,7 +301,8 @@ def _brokers(options: WriteOptions) -> str:
 
 
 def _key(options: WriteOptions, application_id: str) -> _Key:
-    return application_id, options.checkpoint_location or "", *(spec.key for spec in options.sinks)
+    of_sinks = (spec.key for spec in options.sinks)
+    return application_id, options.checkpoint_location or "", options.on_invalid_record, *of_sinks
 
 
 def _derived(checkpoint: str | None) -> str:

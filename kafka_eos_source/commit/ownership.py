@@ -57,6 +57,7 @@ from kafka_eos_source.commit.request import (
     Producer,
     TokenRecords,
 )
+from kafka_eos_source.commit.run_notes import RunNotes
 from kafka_eos_source.commit.steps import OvertakenError, Progress
 from kafka_eos_source.commit.verdict import (
     Batch,
@@ -124,6 +125,22 @@ def reuse_producer(context: CommitContext, progress: Progress) -> Decision | Non
     return Decision(producer, resolved, own, held, Verdict.WRITE, held.offsets)
 
 
+#: The risks of sinks of which the driver has warned in a run.
+_RISKS = RunNotes("kafka-eos-risks", "of which risks of sinks it has warned", "it warns of them again")
+
+
+def _warn_of_risks(context: CommitContext) -> None:
+    """Logs the risks of the sinks, once in each run."""
+    if not (risks := context.sinks.risks()):
+        return
+    batch = context.request.batch
+    known = _RISKS.of(batch.application_id, batch.run_id)
+    for each in risks:
+        if each not in known:
+            _log.warning("%s", each)
+    _RISKS.add(batch.application_id, batch.run_id, risks)
+
+
 def take_ownership(context: CommitContext, progress: Progress) -> Decision:
     """Initialises a producer, which fences all others, reads the token, and decides about the batch.
 
@@ -141,6 +158,7 @@ def take_ownership(context: CommitContext, progress: Progress) -> Decision:
         refuse_members(context, deadline)
         session.looked_at = time.monotonic()
     context.sinks.list_prepared(deadline)
+    _warn_of_risks(context)
     failpoints.reach("commit.after_list_prepared")
     proved = _proved_offsets(context) if context.sinks.has_prepared() else None
     # 2. A new producer fences all others. Crash here ⇒ no transaction is open any more.

@@ -20,9 +20,6 @@ from kafka_eos_source.stage.invalid_rows import SET_ASIDE
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.task import KeptRows, StagedTask, Staging
 
-#: Number of refused rows that an error shows.
-_MOST_SHOWN = 3
-
 
 def parts_of(tasks: Iterable[StagedTask]) -> list[StagedPart]:
     """Returns what the commit sends to Kafka: the rows of the tasks, and the dead letters."""
@@ -108,7 +105,7 @@ def _places(kept: KeptRows, numbers: Mapping[int, Mapping[int, int]]) -> dict[in
     """Returns where the first refused rows were read, by the numbers that the sink gave them."""
     found: dict[int, str] = {}
     for task, rows in numbers.items():
-        shown = dict(sorted(rows.items())[:_MOST_SHOWN])
+        shown = dict(sorted(rows.items())[: open_sinks.SHOWN_REFUSED])
         found |= {shown[row]: place for row, place in kept.origins(task, shown).items()}
     return found
 
@@ -124,16 +121,18 @@ def _refused(
         places: where rows were read, by their numbers; "" = not known.
         fails: whether invalid rows fail the batch; otherwise the tasks kept no rows.
     """
-    first = sorted(refusal.rows.items())[:_MOST_SHOWN]
+    first = sorted(refusal.rows.items())[: open_sinks.SHOWN_REFUSED]
     shown = "; ".join(
         f"{'column ' + repr(each.column) + ': ' if each.column else ''}{each.why.rstrip('.')}"
         f"{f' ({places[number]})' if places.get(number) else ''}"
         for number, each in first
     )
     more = "" if len(first) == len(refusal.rows) else f"; and {len(refusal.rows) - len(first):,} more"
+    # a sink stops to look for more once they are enough (`contract.SinkContext.enough_refused`)
+    least = "at least " if fails and len(refusal.rows) < refusal.of else ""
     text = (
-        f"sink {refusal.sink!r} refuses {len(refusal.rows):,} of {refusal.of:,} rows of batch {batch_id}: "
-        f"{shown}{more}. Nothing of the batch was committed."
+        f"sink {refusal.sink!r} refuses {least}{len(refusal.rows):,} of {refusal.of:,} rows of batch "
+        f"{batch_id}: {shown}{more}. Nothing of the batch was committed."
     )
     if fails:
         return InvalidRecordError(text, fix=f"correct the rows or the target; or {SET_ASIDE}.")

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -174,6 +175,14 @@ class Sinks:
             SinkFailedError: if a sink refuses to answer.
         """
         self._found = {name: self._prepared_in(name, deadline) for name in self._sinks}
+
+    def risks(self) -> list[str]:
+        """Returns the risks of the sinks (`TwoPhaseSink.risks`); call it after `list_prepared`."""
+        return [
+            f"sink {name!r}: {self._hide(name, each)}"
+            for name, sink in self._sinks.items()
+            for each in sink.risks()
+        ]
 
     def has_prepared(self) -> bool:
         """Whether `list_prepared` found prepared work."""
@@ -384,6 +393,8 @@ class Sinks:
                 f"sink {name!r}: {self._hide(name, error.message)}", fix=error.fix
             ) from error
         except Exception as error:
+            if not isinstance(error, RetriableError | OSError):
+                _log_unexpected(name, error, self._sinks[name].context.secrets)
             raise SinkRetryableError(
                 f"sink {name!r} cannot list its prepared batches: {self._hide(name, _text(error))}"
             ) from error
@@ -401,16 +412,17 @@ class Sinks:
             call: the call.
             is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
         """
-        outcome = _outcome_of(call, self._sinks[name].context.secrets, is_commit=is_commit)
+        outcome = _outcome_of(name, call, self._sinks[name].context.secrets, is_commit=is_commit)
         if isinstance(outcome, Ok | Refused):
             return outcome
         return replace(outcome, why=self._hide(name, outcome.why))
 
 
-def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: bool) -> Outcome:
+def _outcome_of(name: str, call: Callable[[], Outcome], secrets: Secrets, *, is_commit: bool) -> Outcome:
     """Calls a sink, and translates what it raises into an outcome.
 
     Args:
+        name: the sink.
         call: the call.
         secrets: of the sink.
         is_commit: whether an unknown exception means `Retryable`, because the commit may have happened.
@@ -422,11 +434,27 @@ def _outcome_of(call: Callable[[], Outcome], secrets: Secrets, *, is_commit: boo
     except KafkaEosError as error:
         return Fatal(error.message, error.fix)
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
-        _log.warning("a sink raised %s", secrets.hide(repr(error)))
+        _log_unexpected(name, error, secrets)
         return Retryable(_text(error)) if is_commit else Fatal(_text(error))
     if isinstance(outcome, Ok | Retryable | Fatal | Refused):
         return outcome
     return Fatal(f"the sink returned {outcome!r}", "let the sink return OK, Retryable, Fatal or Refused.")
+
+
+#: Where sinks raised exceptions that the contract does not name: name of the sink, class, file and line.
+_raised: set[tuple[str, type[Exception], str, int | None]] = set()
+
+
+def _log_unexpected(name: str, error: Exception, secrets: Secrets) -> None:
+    """Logs an exception of a sink; for the first one from a line of its code, also the traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = name, type(error), last.filename, last.lineno
+    if where in _raised:
+        _log.warning("sink %r raised %s", name, secrets.hide(repr(error)))
+        return
+    _raised.add(where)
+    found = "".join(traceback.format_exception(error))
+    _log.warning("sink %r raised an exception:\n%s", name, secrets.hide(found))
 
 
 class UndecidedSinks(Sinks):

@@ -25,7 +25,7 @@ import pyarrow as pa
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.protocol.records import UNDECODABLE
-from kafka_eos_source.spark.arrow import BAD_RECORDS
+from kafka_eos_source.spark.arrow import BAD_RECORDS, arrow_schema
 from kafka_eos_source.spark.schema import ORIGIN_TYPE
 
 OnBad = Literal["fail", "null", "dead-letter"]
@@ -119,6 +119,22 @@ class Records:
     def without(self, rows: Sequence[int]) -> Records:
         """Returns the records except those at some positions."""
         return Records(self.batches, np.delete(np.asarray(self.numbers, np.int64), rows))
+
+    def origins(self) -> pa.StructArray:
+        """Returns the places and times of the records (`schema.ORIGIN_TYPE`), as the batches have them.
+
+        Nothing is copied if the records are consecutive ones of one batch, as they are until one is bad.
+        """
+        schema = arrow_schema(ORIGIN_TYPE)
+        if not len(self):
+            return pa.array([], pa.struct(list(schema)))
+        if isinstance(self.numbers, range) and len(self.batches) == 1:
+            found = self.batches[0].slice(self.numbers.start, len(self))
+        else:
+            whole = pa.Table.from_batches([each.select(schema.names) for each in self.batches])
+            at = pa.array(np.asarray(self.numbers, np.int64))
+            (found,) = whole.take(at).combine_chunks().to_batches()
+        return pa.StructArray.from_arrays([found.column(name) for name in schema.names], fields=list(schema))
 
     def take(self, rows: Sequence[int]) -> pa.RecordBatch:
         """Returns the records at some positions, of which there is at least one, as one batch."""

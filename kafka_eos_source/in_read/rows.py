@@ -120,6 +120,8 @@ class RowsInRead(StepInRead):
             the input.
         on_bad: what becomes of records that this step or one before it cannot process.
         frame: id of the frame that reads (`model.ReadTask`).
+        is_aligned: whether it is known which record each row was made from: neither this step nor one before
+            it has a `RowTransform`.
     """
 
     rows: StructType
@@ -128,6 +130,7 @@ class RowsInRead(StepInRead):
     copies: Mapping[str, str] = field(default_factory=dict)
     on_bad: OnBad = FAIL
     frame: str = ""
+    is_aligned: bool = False
 
     @classmethod
     def of(
@@ -153,7 +156,8 @@ class RowsInRead(StepInRead):
         before, frame = columns.before, uuid.uuid4().hex
         if before is not None:
             on_bad, frame = before.on_bad, before.frame
-        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame)
+        is_aligned = hasattr(transform, "slices") and (before is None or before.is_aligned)
+        return cls(columns, transform.rows, pickled, does, dict(copies or {}), on_bad, frame, is_aligned)
 
     @property
     def what(self) -> str:
@@ -193,12 +197,12 @@ class RowsInRead(StepInRead):
         Raises:
             InvalidRecordError: as `traced`.
         """
-        return self.selected(batches, lambda rows: rows, task)
+        return self.selected(batches, lambda each: each.rows, task)
 
     def selected(
         self,
         batches: Iterable[pa.RecordBatch],
-        select: Callable[[pa.RecordBatch], pa.RecordBatch],
+        select: Callable[[Traced], pa.RecordBatch],
         task: ReadTask | None,
         bad: BadRecordsOfTask | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -216,7 +220,7 @@ class RowsInRead(StepInRead):
         if not self.sets_aside:
             for each in self.traced(batches):
                 if each.rows.num_rows:
-                    yield select(each.rows)
+                    yield select(each)
             return
         running = running_task()
         if running is not None:
@@ -224,11 +228,11 @@ class RowsInRead(StepInRead):
         if bad is None:
             assert task is not None, "only a task of a source reads with on_bad='dead-letter'"
             bad = BadRecordsOfTask(task)
-        schema = select(_no_rows(arrow_schema(self.rows))).schema
+        schema = select(Traced(_no_rows(arrow_schema(self.rows)), Records.of([]), aligned=True)).schema
         found: list[pa.Buffer] = []
         for each in self.traced(batches, lambda records: found.extend(bad.packets(records))):
             if each.rows.num_rows:
-                yield packing.with_packets(select(each.rows))
+                yield packing.with_packets(select(each))
             if found:
                 yield packing.rows_of_packets(packing.column(found), schema)
                 found.clear()
@@ -254,10 +258,14 @@ class RowsInRead(StepInRead):
         before = columns.before
         given: Iterator[Traced]
         if before is None:
-            given = (Traced(columns.select(each), Records.of([each]), aligned=True) for each in batches)
+            read = ((each, Records.of([each])) for each in batches)
+            given = (Traced(columns.select(*each), each[1], aligned=True) for each in read)
         else:
             made_before = before.traced(batches, set_aside)
-            given = (Traced(columns.select(each.rows), each.records, each.aligned) for each in made_before)
+            given = (
+                Traced(columns.select(each.rows, each.records), each.records, each.aligned)
+                for each in made_before
+            )
         for each in given if is_aligned else joined(given):
             rows = each.rows
             if not rows.num_rows:

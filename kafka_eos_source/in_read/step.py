@@ -25,13 +25,14 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kafka_eos_source.errors import InvalidOptionError, InvalidRecordError, InvalidSchemaError
+from kafka_eos_source.in_read.bad_records import Records
 from kafka_eos_source.option_values import invalid
 from kafka_eos_source.protocol import packing
 from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.arrow import arrow_schema, fit, past_packets, read_arrow_schema
 from kafka_eos_source.spark.pickled import from_bytes, from_option, to_option
-from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS
+from kafka_eos_source.spark.schema import ONLY_BAD_RECORDS, ORIGIN, ORIGIN_TYPE
 
 if TYPE_CHECKING:
     from kafka_eos_source.in_read.rows import RowsInRead
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 #: A user's function, like that of Spark's ``mapInArrow``.
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+
+#: The column of `ReadColumns.with_origin`.
+ORIGIN_FIELD = StructField(ORIGIN, ORIGIN_TYPE)
 
 
 @dataclass(frozen=True)
@@ -65,21 +70,23 @@ class ReadColumns:
     Attributes:
         columns: the columns of the frame.
         before: the step in the read whose rows have these columns; None if the source itself has them.
+        with_origin: whether the frame also has the column `schema.ORIGIN`, as its last one. The step before
+            must be aligned.
     """
 
     columns: tuple[ReadColumn, ...]
     before: RowsInRead | None = None
+    with_origin: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles only the fields, and not what was computed from them."""
-        return {"columns": self.columns, "before": self.before}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def of_source(self) -> tuple[str, ...]:
         """Columns to read from the source."""
-        if self.before is not None:
-            return self.before.of_source
-        return tuple(dict.fromkeys(each.source for each in self.columns))
+        own = [each.source for each in self.columns] if self.before is None else self.before.of_source
+        return tuple(dict.fromkeys((*own, *(ORIGIN_TYPE.names if self.with_origin else ()))))
 
     @cached_property
     def given(self) -> pa.Schema:
@@ -93,12 +100,11 @@ class ReadColumns:
         Raises:
             KeyError: if the source has no such column.
         """
-        return pa.schema(
-            [
-                pa.field(each.name, pa.string() if each.as_text else self.given.field(each.source).type)
-                for each in self.columns
-            ]
-        )
+        found = [
+            pa.field(each.name, pa.string() if each.as_text else self.given.field(each.source).type)
+            for each in self.columns
+        ]
+        return pa.schema([*found, *(arrow_schema(StructType([ORIGIN_FIELD])) if self.with_origin else ())])
 
     def column_of_source(self, name: str) -> str | None:
         """Returns the column of the source that a column of the frame holds; None if a step computed it."""
@@ -126,12 +132,19 @@ class ReadColumns:
             InvalidRecordError: as `RowsInRead.traced`.
         """
         if self.before is None:
-            return map(self.select, batches)
-        return self.before.selected(batches, self.select, task, bad)
+            return (self.select(each, Records.of([each])) for each in batches)
+        return self.before.selected(batches, lambda each: self.select(each.rows, each.records), task, bad)
 
-    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns a batch of the frame for a batch with the columns `given`, or only those that it needs."""
+    def select(self, batch: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+        """Returns a batch of the frame.
+
+        Args:
+            batch: rows with the columns `given`, or only those that are needed.
+            records: the records from which they were made.
+        """
         columns = [_as_text(batch.column(each.source), each.as_text) for each in self.columns]
+        if self.with_origin:
+            columns.append(records.origins())
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

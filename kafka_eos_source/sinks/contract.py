@@ -196,7 +196,8 @@ class Refused:
 
     Attributes:
         rows: every refused row, by its number in the order of `Staged.batches`, from 0. A sink names all of
-            them at once, because each outcome of this kind makes the driver stage rows again.
+            them at once, because each outcome of this kind makes the driver stage rows again; unless
+            `SinkContext.enough_refused` says that some are enough.
     """
 
     rows: Mapping[int, RowRefusal]
@@ -279,6 +280,9 @@ class SinkContext:
         store: folder in the query's checkpoint for durable notes and rows, for a sink whose external system
             cannot hold prepared work itself. None in executors, and without a checkpoint.
         secrets: of the sink's options, for the texts of the external system.
+        enough_refused: the number of refused rows after which `prepare` may stop to look for more, because
+            they fail the batch (``onInvalidRecord=fail``) and an error shows no more of them. None if
+            `prepare` must find all.
     """
 
     name: str
@@ -286,6 +290,7 @@ class SinkContext:
     cluster_id: str
     store: NotesFolder | None = None
     secrets: Secrets = field(default=NO_SECRETS, repr=False)
+    enough_refused: int | None = None
 
     def txn(self, sequence: int, attempt: str, digest: str = "") -> SinkTxn:
         """Returns an id of this sink."""
@@ -364,7 +369,8 @@ class TwoPhaseSink(ABC):
     def risks(self) -> Sequence[str]:
         """Describes the cases in which `commit` may refuse a batch that `prepare` accepted.
 
-        The driver calls this after `make_ready`, before the first batch, and logs each case as a warning.
+        The driver calls this after `recover`, before it commits the first batch of a run, and logs each case
+        as a warning.
         """
         return ()
 

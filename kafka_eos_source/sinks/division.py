@@ -42,12 +42,14 @@ class DivisionLimitError(Exception):
     """The search took too long, or too many tries.
 
     Attributes:
-        refused: what was found until then.
+        refused: the refused rows that were found until then.
+        suffices: whether they suffice, because the search need not find all.
     """
 
-    def __init__(self, refused: dict[int, RowRefusal]) -> None:
+    def __init__(self, refused: dict[int, RowRefusal], *, suffices: bool) -> None:
         super().__init__(f"{len(refused)} refused rows were found")
         self.refused = refused
+        self.suffices = suffices
 
 
 @dataclass
@@ -57,22 +59,29 @@ class Division:
     Attributes:
         deadline: when to give up.
         most_tries: after how many tries to give up; None = any number.
+        enough: after how many refused rows to stop (`contract.SinkContext.enough_refused`); None = find all.
         refused: the refused rows that were found, by their number.
     """
 
     deadline: Deadline
     most_tries: int | None = None
+    enough: int | None = None
     refused: dict[int, RowRefusal] = field(default_factory=dict)
     _tries: int = 0
     _accepted: int = 0
 
     @classmethod
-    def within(cls, deadline: Deadline, most_tries: int | None = None) -> Division:
+    def within(cls, deadline: Deadline, most_tries: int | None = None, enough: int | None = None) -> Division:
         """Returns a search that leaves half of the time to what comes after it."""
-        return cls(Deadline.after_seconds(deadline.remaining_seconds() / 2), most_tries)
+        return cls(Deadline.after_seconds(deadline.remaining_seconds() / 2), most_tries, enough)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the search may stop, because enough refused rows were found."""
+        return self.enough is not None and len(self.refused) >= self.enough
 
     def run(self, count: int, attempt: Try, number: Callable[[int], int], *, refuses: bool = False) -> None:
-        """Searches rows, and adds those that are refused to `refused`.
+        """Searches rows, and adds those that are refused to `refused`, until they are enough.
 
         Args:
             count: how many rows there are.
@@ -86,7 +95,7 @@ class Division:
         start, size = 0, max(1, count)
         refused_end = count if refuses else None  # the system refuses the rows from `start` to here together
         suspect: int | None = None
-        while start < count:
+        while start < count and not self.has_enough:
             if refused_end is None:
                 stop = min(count, start + size)
             elif suspect is not None and start <= suspect < refused_end:
@@ -118,5 +127,6 @@ class Division:
             DivisionLimitError: if the deadline has passed, or too many ranges were tried.
         """
         if self.deadline.expired or self._tries == self.most_tries:
-            raise DivisionLimitError(self.refused)
+            suffices = self.enough is not None and bool(self.refused)
+            raise DivisionLimitError(self.refused, suffices=suffices)
         self._tries += 1

@@ -465,7 +465,7 @@ class TwoPhase(Protocol):
         except _ProbeFailedError as failed:
             return failed.outcome
         except DivisionLimitError as limit:
-            return search.too_long(answer, limit.refused)
+            return Refused(limit.refused) if limit.suffices else search.too_long(answer, limit.refused)
 
     def _send_rows(
         self,
@@ -570,14 +570,15 @@ class _Search:
             DivisionLimitError: if the search takes too long, or too many requests.
             _ProbeFailedError: if the service does not decide about rows.
         """
-        division = Division.within(self.deadline, _MOST_PROBES)
+        enough = self.protocol.context.enough_refused
+        division = Division.within(self.deadline, _MOST_PROBES, enough)
         left = np.arange(self.staged.rows)
         rows = pa.Table.from_batches(self.staged.batches(), self.staged.schema)
         while (named := refused_rows(answer, len(left))) is not None:
             division.refused |= {int(left[number]): why for number, why in named.items()}
             rest = np.delete(np.arange(len(left)), list(named))
             left, rows = left[rest], rows.take(pa.array(rest))
-            refusal = self._probe(rows, division) if len(left) else None
+            refusal = self._probe(rows, division) if len(left) and not division.has_enough else None
             if refusal is None:
                 return Refused(division.refused)
             answer = refusal

@@ -381,7 +381,8 @@ class SqlSink(TwoPhaseSink):
         except _RowsRefusedError as refused:
             return Refused(refused.rows)
         except DivisionLimitError as limit:
-            return _too_many(self.table, limit.refused, deadline)
+            refused_rows = limit.refused
+            return Refused(refused_rows) if limit.suffices else _too_many(self.table, refused_rows, deadline)
 
     def _prepare_rows(
         self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline, *, divided: bool
@@ -402,7 +403,10 @@ class SqlSink(TwoPhaseSink):
             except sqlalchemy().exc.IntegrityError as error:
                 raise SinkRetryableError(f"another process prepares {gid}") from error
             if divided:
-                refused = divide(connection, table, staged.batches(), self.keys, self.batch_rows, deadline)
+                enough = self.context.enough_refused
+                refused = divide(
+                    connection, table, staged.batches(), self.keys, self.batch_rows, deadline, enough
+                )
                 if refused:
                     raise _RowsRefusedError(refused)
             else:

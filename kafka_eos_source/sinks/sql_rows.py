@@ -215,12 +215,15 @@ def divide(
     keys: Sequence[str],
     chunk_rows: int,
     deadline: Deadline,
+    enough: int | None = None,
 ) -> dict[int, RowRefusal]:
     """Writes the rows range by range, and returns those that the database refuses, by number.
 
     Args:
         connection, table, batches, keys, chunk_rows: as in `write_rows`.
         deadline: time limit of the call, half of which the search may take.
+        enough: the number of refused rows after which the search may stop; None = it finds all. If rows of
+            the table refer to others of it, it finds all, because a later row may cure a refused one.
 
     Returns:
         The refused rows; if there are none, the transaction contains all rows.
@@ -229,10 +232,10 @@ def divide(
         DivisionLimitError: if the search takes too long.
         Exception: of SQLAlchemy or of the driver, if it is not about rows.
     """
-    division = Division.within(deadline)
     refers_to_itself = any(
         each.target_fullname.rpartition(".")[0] == table.fullname for each in table.foreign_keys
     )
+    division = Division.within(deadline, enough=None if refers_to_itself else enough)
     check = end_check(connection, table.name) if _defers(connection) else None
 
     def run(rows: pa.RecordBatch, number: Callable[[int], int]) -> set[int]:
@@ -255,6 +258,8 @@ def divide(
         for each in run(batch, numbers_of(range(before, before + batch.num_rows))):
             left[each] = batch.slice(each - before, 1)
         before += batch.num_rows
+        if division.has_enough:
+            break
     _retry(left, division, run, numbers_of)
     return division.refused
 
@@ -270,7 +275,7 @@ def _divide_upserts(
     tried: set[int] = set()
     while True:
         last = [int(each) for each in _last_per_key(whole, keys, division.refused) if int(each) not in tried]
-        if not last:
+        if not last or division.has_enough:
             return
         tried.update(last)
         rows = whole.take(pa.array(last)).combine_chunks().to_batches()[0]

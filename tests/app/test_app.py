@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_eos_source import App
-from kafka_eos_source.app.plan import writer_of
+from kafka_eos_source import App, files
+from kafka_eos_source.app.plan import plan_query, writer_of
+from kafka_eos_source.app.records import Records
 from kafka_eos_source.errors import InvalidOptionError, KafkaEosError
+from kafka_eos_source.in_read.rows import RowsInRead
+from kafka_eos_source.in_read.step import ReadColumn, ReadColumns
 from kafka_eos_source.options.parse import parse_read, parse_write
 from kafka_eos_source.state.options import parse_state
 
@@ -26,6 +31,30 @@ LOGIN = {
 
 def app(**arguments: Any) -> App:
     return App("revenue", BROKERS, **{"checkpoint": "/data/revenue", **arguments})
+
+
+@pytest.mark.parametrize("steps", ["none", "a decoder", "SQL"])
+@pytest.mark.parametrize("needed_by", ["a sink", "dead letters", "nothing"])
+def test_rows_have_their_origin_where_a_letter_or_an_error_may_name_it(
+    monkeypatch: pytest.MonkeyPatch, steps: str, needed_by: str, tmp_path: Path
+) -> None:
+    rows = StructType([StructField("value", BinaryType())])
+    columns = ReadColumns((ReadColumn("value", "value"),))
+    if steps != "none":
+        columns = replace(columns, before=RowsInRead(columns, rows, b"", steps, is_aligned=steps != "SQL"))
+    made: list[Any] = []
+    origin = SimpleNamespace(columns=columns, read=lambda step, *_: made.append(step))
+    monkeypatch.setattr("kafka_eos_source.app.plan.trace", lambda *_: origin)
+    monkeypatch.setattr("kafka_eos_source.app.plan.steps_in_read", lambda _: ())
+    frame: Any = SimpleNamespace(schema=rows, columns=["value"], sparkSession=None)
+    sinks = {"lake": files(str(tmp_path))} if needed_by == "a sink" else {}
+    letters = {"onInvalidRecord": "dead-letter", "deadLetter.topic": "d"}
+    stated = {**app().options("sink"), "topic": "out", **(letters if needed_by == "dead letters" else {})}
+    plan_query(frame, Records("out"), sinks, stated, has_timestamp=False)
+    (step,) = made
+    has_origin = needed_by != "nothing" and steps != "SQL"
+    assert step.rows.names == ["value", *(["kafka_eos_origin"] if has_origin else [])]
+    assert step.columns.schema.names == step.rows.names
 
 
 def test_each_part_gets_the_options_that_it_takes() -> None:

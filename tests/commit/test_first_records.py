@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kafka_eos_source.commit import first_records
-from kafka_eos_source.commit.first_records import FirstRecords, settle, settled
+from kafka_eos_source.commit.first_records import FirstRecords
 from kafka_eos_source.commit.request import ProducerSession
 from kafka_eos_source.errors import InvalidRecordError
 from kafka_eos_source.in_read.bad_records import LEAST_OF_TOPIC as LEAST
@@ -101,39 +98,6 @@ def test_marks_that_name_no_topic_count_for_the_only_topic_or_for_all() -> None:
 )
 def test_a_good_record_or_enough_bad_ones_settle_a_topic(parts: list[StagedPart], topics: set[str]) -> None:
     assert FirstRecords.of(parts, {"t": LEAST}).settles == topics
-
-
-@pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(first_records, "_settled", {})
-
-
-@pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("reused", [True, False])
-def test_what_a_run_has_settled_is_known_in_each_process_of_it_and_in_no_other_run(reused: bool) -> None:
-    def process() -> None:
-        if not reused:
-            first_records._settled.clear()
-
-    settle("app", "run-1", frozenset({"t"}))
-    process()
-    assert settled("app", "run-1") == {"t"}
-    settle("app", "run-1", frozenset({"u"}))
-    process()
-    assert settled("app", "run-1") == {"t", "u"}
-    assert settled("other", "run-1") == frozenset()
-    assert settled("app", "run-2") == frozenset()
-    settle("app", "run-2", frozenset({"u"}))
-    process()
-    assert settled("app", "run-2") == {"u"}
-
-
-@pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("text", ["", "{}", '{"run": "run-1", "topics": 3}', json.dumps([1])])
-def test_a_damaged_file_settles_nothing(text: str) -> None:
-    first_records._folder().write("app.json", text)
-    assert settled("app", "run-1") == frozenset()
 
 
 def test_a_refused_batch_begins_no_transaction_and_a_replay_that_kafka_holds_is_skipped() -> None:

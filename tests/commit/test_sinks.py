@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_eos_source.commit import ownership
 from kafka_eos_source.commit.machine import Result
 from kafka_eos_source.commit.request import ProducerSession
+from kafka_eos_source.commit.run_notes import RunNotes
 from kafka_eos_source.commit.two_phase import Refusal, Sinks, UndecidedSinks
 from kafka_eos_source.errors import (
     FencedError,
@@ -231,6 +235,23 @@ def test_each_batch_is_in_kafka_and_in_every_sink_once(systems: Systems) -> None
         token.sequence, token.sinks.sink_transaction_id
     )
     assert systems.broker.epoch == 1, "one session, listed once"
+
+
+def test_the_driver_warns_of_risks_once_in_each_run(
+    systems: Systems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark may commit the batches of one run in several processes."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(ModelSink, "risks", lambda _: ["it may refuse rows late"])
+
+    def warned(batch_id: int, run_id: str) -> int:
+        caplog.clear()
+        monkeypatch.setattr(ownership, "_RISKS", RunNotes("risks", "", ""))  # of a new process
+        systems.commit(ProducerSession(), batch_id, run_id)
+        return sum("it may refuse rows late" in each.getMessage() for each in caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        assert [warned(0, "run-1"), warned(1, "run-1"), warned(2, "run-2")] == [2, 0, 2], "of two sinks"
 
 
 def test_sinks_that_were_opened_for_another_cluster_prepare_nothing(systems: Systems) -> None:

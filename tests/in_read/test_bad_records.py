@@ -18,6 +18,7 @@ from kafka_eos_source.in_read.bad_records import DEAD_LETTER, FAIL, NULL, OnBad,
 from kafka_eos_source.in_read.decode import decoded_values
 from kafka_eos_source.in_read.rows import RowsInRead
 from kafka_eos_source.in_read.step import (
+    ORIGIN_FIELD,
     MapInRead,
     ReadColumn,
     ReadColumns,
@@ -129,6 +130,25 @@ class Divided:
                 bad += [row for part in packet.batches() for row in part.to_pylist()]
                 totals.append(packet.total)
         return cls(rows, bad, totals)
+
+
+def test_rows_know_their_origin_also_those_between_bad_records() -> None:
+    """One record is bad, so the others of its slice are no longer consecutive."""
+    given = [source(b"1", b"x", b"2", b"3", b"4", start=7), source(b"5", start=20)]
+    of_source = ReadColumns((ReadColumn("key", "key"),))
+    of_rows = after(decoded(DEAD_LETTER), "n", "key")
+    for columns, good in ((of_source, [7, 8, 9, 10, 11, 20]), (of_rows, [7, 9, 10, 11, 20])):
+        columns = replace(columns, with_origin=True)
+        rows = StructType([StructField("key", BinaryType()), ORIGIN_FIELD])
+        if columns.before is not None:
+            rows = with_column_of_packets(StructType([StructField("n", LongType()), *rows.fields]))
+        step = travelled(MapInRead(columns, rows, None))
+        found = Divided.of(list(step.mapped(iter(given), TASK)))
+        assert [row["key"] for row in found.rows] == [b"k%d" % offset for offset in good]
+        origins = [row["kafka_eos_origin"] for row in found.rows]
+        assert [each["offset"] for each in origins] == good
+        assert {(each["topic"], each["partition"]) for each in origins} == {("t", 3)}
+        assert {each["timestamp"].timestamp() for each in origins} == {1}
 
 
 def test_a_bad_record_fails_the_task_which_names_it() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from kafka_eos_source.errors import (
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.secrets import Secrets
 from kafka_eos_source.sinks import constructors
 from kafka_eos_source.sinks.contract import (
     Fatal,
@@ -96,6 +97,27 @@ def test_sink_transaction_ids_contain_sequence_number_and_sink_but_no_batch_id()
     work.finish(token(sinks=prepared), deadline())
     assert not memory.prepared
     assert len(memory.committed) == 2, "two sinks on one system: none took the other's"
+
+
+class WithTypo(MemorySink):
+    """A user's sink with a mistake."""
+
+    def prepare(self, txn: SinkTxn, staged: Staged, deadline: Deadline) -> Outcome:
+        return {}["pass:word"]
+
+
+def test_a_mistake_in_a_users_sink_is_logged_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    sink = WithTypo(uuid.uuid4().hex)
+    sink.open(replace(CONTEXTS["left"], secrets=Secrets(frozenset({"pass:word"}))))
+    for _ in range(2):
+        with pytest.raises(SinkFailedError, match="KeyError"):
+            Sinks({"left": sink}, {"left": staged()["left"]}, 5).prepare(9, deadline())
+    first, second = (each.getMessage() for each in caplog.records)
+    assert first.startswith("sink 'left' raised an exception:\nTraceback")
+    assert Path(__file__).name in first
+    assert "in prepare" in first
+    assert second.startswith("sink 'left' raised KeyError")
+    assert "pass:word" not in caplog.text
 
 
 def test_a_permanent_failure_is_raised_at_once_although_another_sink_is_down() -> None:
@@ -395,23 +417,6 @@ def test_the_check_before_the_first_batch_refuses_a_shared_target(tmp_path: Path
     with pytest.raises(InvalidOptionError, match="'left' and 'right' write to the same target"):
         open_sinks.make_ready(given_options(tmp_path, **same), plan(given_options(tmp_path, **same)))
     assert not (tmp_path / "rows").exists(), "nothing was made there"
-
-
-def test_the_check_before_the_first_batch_warns_of_what_a_commit_may_refuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    late = {
-        "sink.right.type": "http",
-        "sink.right.url": "http://host/rows",
-        "sink.right.mode": "idempotency-key",
-    }
-    options = given_options(tmp_path, **late)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            open_sinks.make_ready(options, plan(options))
-    told = [each.getMessage() for each in caplog.records if "refuses a batch" in each.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("sink 'right'")
 
 
 def test_an_error_of_a_check_names_the_sink_and_its_options(tmp_path: Path) -> None:

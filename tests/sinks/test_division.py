@@ -74,6 +74,16 @@ def test_the_number_of_tries_is_bounded(refused: int, hints: list[int | None] | 
     assert sum(stop - start for start, stop in system.tries) <= (6 if hints is None else 8) * rows
 
 
+@pytest.mark.parametrize("hints", [None, [None]], ids=["the system names rows", "it names none"])
+def test_a_search_stops_when_it_has_enough(hints: list[int | None] | None) -> None:
+    system, division = Unique([-1] * 10_000, hints), Division(_LATER, enough=3)
+    division.run(10_000, system, lambda at: at)
+    assert sorted(division.refused) == [0, 1, 2]
+    assert len(system.tries) < 40
+    division.run(5, system, lambda at: 10_000 + at)
+    assert len(division.refused) == 3, "the next batch is not searched"
+
+
 def test_several_batches_are_one_search() -> None:
     division = Division(_LATER)
     for number, values in enumerate([[1, 2, -1], [3], [-1, 4]]):
@@ -88,6 +98,11 @@ def test_a_search_that_takes_too_long_says_what_it_found(limit: str) -> None:
         division.run(100, Unique([-1] * 100), lambda at: at)
     assert len(error.value.refused) < 5
     assert (0 in error.value.refused) is (limit == "tries")
+    assert not error.value.suffices
+    division.enough = 10
+    with pytest.raises(DivisionLimitError) as error:
+        division.run(100, Unique([-1] * 100), lambda at: at)
+    assert error.value.suffices is (limit == "tries"), "if at least one row was found"
 
 
 def test_a_range_that_is_refused_only_together_is_written_row_by_row() -> None:

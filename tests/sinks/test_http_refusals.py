@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +67,17 @@ def test_all_refused_rows_are_found(service: HttpService, status: int, named: in
         assert sink.prepare(txn, stage(sink, good), deadline()) == OK
     requests = len([each for each in service.log() if each["path"].startswith("/prepare")])
     assert requests <= (3 if named is None else 70)
+
+
+@pytest.mark.parametrize("named", [5, 0], ids=["five named", "none named"])
+def test_the_search_ends_when_enough_rows_are_found(service: HttpService, named: int) -> None:
+    service.refuse("x", names=named)
+    with opened(system(service)) as sink:
+        sink.open(replace(sink.context, enough_refused=3))
+        outcome = sink.prepare(new_txn(), stage(sink, rows(100, dict.fromkeys(range(50), "x"))), deadline())
+        assert numbers(outcome) == list(range(named or 3))
+    requests = [each for each in service.log() if each["path"].startswith("/prepare")]
+    assert len(requests) == 1 if named else len(requests) < 30
 
 
 def test_a_batch_of_one_row_is_refused_without_more_requests(service: HttpService) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import pytest
 
 from kafka_eos_source.errors import InvalidSchemaError, SinkFailedError, SinkRetryableError
 from kafka_eos_source.sinks import constructors
-from kafka_eos_source.sinks.contract import OK, Fatal, Outcome, Refused, Retryable, RowRefusal, TwoPhaseSink
+from kafka_eos_source.sinks.contract import (
+    OK,
+    Fatal,
+    Ok,
+    Outcome,
+    Refused,
+    Retryable,
+    RowRefusal,
+    TwoPhaseSink,
+)
 from kafka_eos_source.sinks.row_checks import NotNull, RowRule, Utf8
 from kafka_eos_source.testing.sinks import Given, System, deadline, new_txn, opened, stage
 
@@ -201,10 +211,30 @@ def test_a_time_beyond_pythons_calendar_is_refused_with_its_column(
         assert broken(sink, rows) == {1}
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "keys": ["id"]}])
+def test_a_search_ends_when_enough_rows_are_found(file: Path, options: dict[str, Any]) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY CHECK (id < 5))")
+    with opened(system(file, **options)) as sink:
+        sink.open(replace(sink.context, enough_refused=3))
+        sink.make_ready(numbers().schema, deadline())
+        assert list(refused(prepared(sink, numbers(*range(100)), tasks=20))) == [5, 6, 7]
+        assert prepared(sink, numbers(*range(5))).__class__ is Ok, "nothing is left of the search"
+
+
+@pytest.mark.usefixtures("_foreign_keys")
+def test_a_row_that_a_later_one_may_cure_does_not_end_the_search(file: Path) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, up INTEGER REFERENCES rows (id))")
+    rows = pa.table({"id": [5, 4, 3, 2, 9], "up": [4, 3, 2, None, 99]})
+    with opened(system(file)) as sink:
+        sink.open(replace(sink.context, enough_refused=3))
+        sink.make_ready(rows.schema, deadline())
+        assert list(refused(prepared(sink, rows, tasks=5))) == [4]
+
+
 def test_a_search_that_takes_too_long_is_an_error_with_the_first_rows(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = classmethod(lambda cls, until: cls(until, most_tries=30))
+    short = classmethod(lambda cls, until, enough: cls(until, most_tries=30, enough=enough))
     monkeypatch.setattr(sql_rows.Division, "within", short)
     run(file, "CREATE TABLE rows (id INTEGER CHECK (id < 0))")
     with opened(system(file)) as sink:
@@ -214,6 +244,8 @@ def test_a_search_that_takes_too_long_is_an_error_with_the_first_rows(
         assert "row 0: violates the check constraint 'id < 0'" in outcome.why
         assert "commitTimeoutMs" in outcome.why
         assert "commitTimeoutMs" in outcome.fix
+        sink.open(replace(sink.context, enough_refused=100))
+        assert refused(prepared(sink, numbers(*range(1000)))), "the first rows, if they fail the batch"
         assert list(sink.recover(deadline())) == []
 
 
