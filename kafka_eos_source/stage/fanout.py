@@ -402,18 +402,24 @@ class StagedForSink:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        # all tasks of a batch stage the rows of a sink in the same way
-        receipt = self.receipts[0] if self.receipts else None
-        if not isinstance(receipt, OfKeptRows):
-            yield from self._verified.batches()
-            return
-        name = self.parts[0].sink
-        for each in self._verified.batches():
-            if receipt.router is not None:
-                each = each.filter(destined(each.column(receipt.router), name))
-            if each.num_rows:
-                columns = [each.column(position) for position in receipt.columns]
-                yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        # the frames of a union may have their columns in different orders, and keep rows or not
+        for each in self.parts:
+            part = _part_of(each)
+            if part is None:
+                continue
+            rows = self._verified.batches_of(part)
+            yield from _of_sink(rows, each, self.schema) if isinstance(each.receipt, OfKeptRows) else rows
+
+
+def _of_sink(kept: Iterable[pa.RecordBatch], part: SinkPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows and columns of a sink among the kept rows of a task."""
+    receipt = part.receipt
+    for each in kept:
+        if receipt.router is not None:
+            each = each.filter(destined(each.column(receipt.router), part.sink))
+        if each.num_rows:
+            columns = [each.column(position) for position in receipt.columns]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _part_of(part: SinkPart) -> StagedPart | None:
