@@ -334,7 +334,8 @@ class StagedSink:
         for each in messages:
             if each.staged is None:
                 continue
-            columns, plan = self.columns, self.plan
+            columns: SinkColumns | None = self.columns
+            plan: Plan | None = self.plan
             if each.read is not None:
                 columns, plan = frames.get((each.read.frame, each.read.plan), (None, None))
             if plan is not None:
@@ -363,6 +364,10 @@ class StagedSink:
         """
         files = [name for each in staged_tasks(with_reported(messages)) for name in each.files]
         self.folder.remove_parts(self.name or str(batch_id), files)
+        if self.plan is not None:
+            from kafka_eos_source.commit import open_sinks
+
+            open_sinks.ask_again(self.options)  # a rule of a sink may have failed the batch
 
 
 def _task() -> StreamingTask:

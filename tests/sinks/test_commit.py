@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -471,6 +472,34 @@ def with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     monkeypatch.setattr(WithRules, "asked", 0)
     options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
     return lambda: open_sinks.make_ready(options, plan(options))
+
+
+@pytest.mark.parametrize("fails_in", ["this process", "another process"])
+def test_after_a_batch_has_failed_sinks_are_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_in: str
+) -> None:
+    """An error says that the next start asks the sink again. Another process may pickle the tasks then."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(WithRules, "asked", 0)
+    options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
+    other = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
+    for each in (options, other, options):
+        open_sinks.make_ready(each, plan(each))
+    assert WithRules.asked == 2
+    monkeypatch.setattr(WithRules, "most", 7)
+    if fails_in == "this process":
+        open_sinks.ask_again(options)
+    else:
+        with monkeypatch.context() as process:
+            for name in ("_ready", "_marks"):
+                process.setattr(open_sinks, name, {})
+            process.setattr(open_sinks, "_opened", OrderedDict())
+            open_sinks.ask_again(options)
+    for _ in range(2):
+        found = open_sinks.make_ready(options, plan(options))
+    assert found.rules["right"] == (LongestText(column="name", most=7),)
+    open_sinks.make_ready(other, plan(other))
+    assert WithRules.asked == 3, "once, and only the query that failed"
 
 
 def test_the_rules_of_a_sink_are_asked_for_once_a_minute(
