@@ -21,7 +21,6 @@ from pyspark.sql.types import StringType, StructType
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     KafkaEosError,
     SinkFailedError,
@@ -156,6 +155,11 @@ class Plan:
         """Returns whether the kept rows have all rows and columns of a sink."""
         return self.keeps(route.spec.name) and set(route.columns) <= set(self.kept)
 
+    @property
+    def outputs(self) -> list[str]:
+        """What the column `sink` may name."""
+        return [*([KAFKA] if self.kafka else []), *(route.spec.name for route in self.routes)]
+
     def destined(self, batch: pa.RecordBatch, output: str) -> pa.Array:
         """Returns which rows of a frame with the column `sink` go to an output.
 
@@ -227,15 +231,13 @@ class Fanout:
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Stages valid rows for the sinks, and returns those for Kafka; None if rows never go there.
 
-        Raises:
-            InvalidRecordError: if a row names an unknown sink.
+        Args:
+            batch: rows that `stage.invalid_rows` found valid, so that each names a known destination.
         """
         plan = self.plan
         if not batch.num_rows:
             return batch if plan.kafka else None
         to = None if plan.router is None else batch.column(plan.router)
-        if to is not None:
-            self._check_destinations(to)
         if plan.kept:
             self._keep(batch)
         for route in plan.routes:
@@ -329,22 +331,6 @@ class Fanout:
     def _close(self) -> None:
         while self._sinks:
             self._sinks.popitem()[1].close()
-
-    def _check_destinations(self, to: pa.Array) -> None:
-        known = [*([KAFKA] if self.plan.kafka else []), *(route.spec.name for route in self.plan.routes)]
-        wrong = pc.and_kleene(to.is_valid(), pc.invert(pc.is_in(to, value_set=pa.array(known, to.type))))
-        first = pc.index(wrong, True).as_py()
-        if first >= 0:
-            raise InvalidRecordError(
-                f"column {ROUTE!r} is {to[first].as_py()!r} in row {first} of the Arrow batch; expected "
-                f"{', '.join(map(repr, known))}, or null for all sinks.",
-                fix="correct the rows"
-                + (
-                    "."
-                    if self.plan.kafka
-                    else "; for 'kafka', set the option 'topic' or add a column 'topic'."
-                ),
-            )
 
 
 class _InKeptRows:

@@ -11,7 +11,6 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     SinkFailedError,
 )
@@ -156,12 +155,6 @@ def test_an_error_of_a_library_names_the_sink(
     with pytest.raises(SinkFailedError, match="sink 'odd' cannot stage the rows of a task") as found:
         fan(tmp_path, plan, [rows([None])])
     assert found.value.message.endswith(": ArrowInvalid: no such value.")
-
-
-@pytest.mark.parametrize(("kafka", "name"), [(True, "nowhere"), (False, "kafka")])
-def test_an_unknown_sink_name_in_a_row_is_refused(tmp_path: Path, kafka: bool, name: str) -> None:
-    with pytest.raises(InvalidRecordError, match=rf"'sink' is '{name}' in row 1 of"):
-        fan(tmp_path, Plan.of(SINKS, FRAME, kafka=kafka), [rows([None, name])])
 
 
 def test_a_missing_column_is_named() -> None:

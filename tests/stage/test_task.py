@@ -283,6 +283,47 @@ def test_rows_that_a_sink_staged_itself_are_staged_again(task: Task) -> None:
     assert staging.again(before, {1: ("table", RowRefusal("no"))}).sinks == (SinkPart("table", 2, [0, 2]),)
 
 
+# -- destinations ----------------------------------------------------------------------------------
+
+
+def going_to(names: list[bytes | None]) -> pa.RecordBatch:
+    """Returns rows with bytes in the column `sink`, which need not be UTF-8."""
+    rows = frame([{"id": number} for number in range(len(names))])
+    to = pa.Array.from_buffers(pa.string(), len(names), pa.array(names, pa.binary()).buffers())
+    at = rows.schema.names.index("sink")
+    return rows.set_column(at, rows.schema.field(at), to)
+
+
+@pytest.mark.parametrize("kafka", [True, False])
+def test_a_row_for_an_unknown_destination_is_invalid(task: Task, kafka: bool) -> None:
+    task.kafka = kafka
+    names = [b"table", b"nowhere", b"\xff", None, b"files", b"" if kafka else b"kafka"]
+    staged = task.staging.batches([going_to(names)])
+    assert (task.of_sink("table", staged), task.of_sink("files", staged)) == ([0, 3], [3, 4])
+    assert task.records(staged) == (["v3"] if kafka else [])
+    letters = task.letters(staged)
+    outputs = "'kafka', 'table', 'files'" if kafka else "'table', 'files'"
+    assert [each.about.message for each in letters] == [
+        f"column 'sink', the destination of the row, is '{shown}'; expected {outputs}, or null for all of "
+        "them."
+        for shown in ("nowhere", "\ufffd", "" if kafka else "kafka")
+    ]
+    assert [json.loads(each.value or b"")["id"] for each in letters] == [1, 2, 5]
+    assert {(each.key, each.about.sink, each.about.target_topic) for each in letters} == {(None, None, None)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [(b"nowhere", "nowhere"), (b"\xff", "\ufffd"), (b"kafka", "kafka")]
+)
+def test_an_unknown_destination_that_fails_the_batch_is_named(task: Task, name: bytes, shown: str) -> None:
+    task.kafka = task.sets_aside = False
+    with pytest.raises(
+        InvalidRecordError, match=rf"is '{shown}'; expected .* in row 1 of the Arrow batch, made from"
+    ) as found:
+        task.staging.batches([going_to([None, name])])
+    assert "for 'kafka', set the option 'topic'" in found.value.fix
+
+
 # -- tasks of other frames, and of other times ------------------------------------------------------
 
 
