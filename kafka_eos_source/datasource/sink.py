@@ -213,12 +213,19 @@ class StagedSink:
 
     @cached_property
     def destinations(self) -> Plan | None:
-        """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready."""
+        """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready.
+
+        Raises:
+            InvalidSchemaError: if a column of the frame cannot be staged again.
+            KafkaEosError: as `open_sinks.make_ready`.
+        """
         if self.plan is None:
             return None
         from kafka_eos_source.commit import open_sinks
 
-        return replace(open_sinks.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+        plan = replace(open_sinks.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+        plan.check_kept()
+        return plan
 
     @property
     def sets_aside(self) -> bool:

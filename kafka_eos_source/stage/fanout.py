@@ -30,7 +30,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
-from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.spark.arrow import arrow_schema, fit, has_arrow_type
 from kafka_eos_source.spark.schema import INVALID, ORIGIN
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts
@@ -69,6 +69,7 @@ class Plan:
         own: positions of the columns that sinks may receive.
         frame: Arrow schema of the frame; None if it has a column that Arrow cannot represent, so that rows
             cannot be kept.
+        not_in_arrow: such a column and its type, for people; "" if there is none.
         rules: by name of a sink, the rules of its target for rows (`sinks.contract`).
         refusing: names of the sinks that may refuse rows when they prepare the batch.
         sets_aside: whether invalid rows are set aside, so that rows of a task may have to be staged again.
@@ -81,6 +82,7 @@ class Plan:
     invalid: int | None = None
     own: tuple[int, ...] = ()
     frame: pa.Schema | None = None
+    not_in_arrow: str = ""
     rules: Mapping[str, tuple[RowRule, ...]] = field(default_factory=dict)
     refusing: frozenset[str] = frozenset()
     sets_aside: bool = False
@@ -121,12 +123,30 @@ class Plan:
             routes.append(Route(spec, at, arrow_schema(StructType([schema.fields[each] for each in at]))))
         changelog = names.index(CHANGELOG) if CHANGELOG in names else None
         invalid = names.index(INVALID) if INVALID in names else None
+        frame, not_in_arrow = None, ""
         try:
             frame = arrow_schema(schema)
         except InvalidSchemaError:  # of a column that no sink receives
-            frame = None
+            odd = next(each for each in schema if not has_arrow_type(each))
+            not_in_arrow = f"{odd.name!r} has type {odd.dataType.simpleString()}"
         positions = tuple(map(names.index, own))
-        return cls(tuple(routes), router, changelog, kafka, invalid, positions, frame)
+        return cls(tuple(routes), router, changelog, kafka, invalid, positions, frame, not_in_arrow)
+
+    def check_kept(self) -> None:
+        """Checks that tasks can keep rows if the driver may have to stage them again.
+
+        Raises:
+            InvalidSchemaError: names the column that Arrow cannot represent.
+        """
+        if self.refusing and self.sets_aside and self.frame is None:
+            names = ", ".join(map(repr, sorted(self.refusing)))
+            raise InvalidSchemaError(
+                f"sink {names} may refuse rows when it prepares a batch, and then the driver stages the "
+                f"others again from Arrow files; but column {self.not_in_arrow}, which Arrow cannot "
+                "represent.",
+                fix="cast the column, for example to string, or leave it out of the frame; or set "
+                "onInvalidRecord to 'fail'.",
+            )
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
