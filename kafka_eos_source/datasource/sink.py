@@ -258,8 +258,7 @@ class StagedSink:
 
     def _message(self, task: StreamingTask, staged: StagedTask) -> CommitMessage:
         # only now: an operator in this task starts when `stage` reads its first row
-        part = replace(staged.part, senders=recorded_senders(task))
-        staged = replace(staged, part=part, columns=None, plan=None)
+        staged = replace(staged, part=replace(staged.part, senders=recorded_senders(task)))
         limits, plan = self.limits, self.destinations
         return CommitMessage(
             staged,

@@ -49,7 +49,8 @@ class StagedTask:
         kept: the kept rows (`stage.fanout`); None if there are none. They count in no figure.
         columns: positions in its frame of the columns that become records.
         plan: destinations of its rows; None if all go to Kafka. In a union of frames of `map_in_read`, tasks
-            differ in columns and plan. Both are None in a commit message, and the driver sets them.
+            differ in columns and plan. Neither is pickled into a commit message, because a plan has the
+            options of sinks; the driver sets them again.
     """
 
     part: StagedPart
@@ -58,6 +59,9 @@ class StagedTask:
     kept: StagedPart | None = None
     columns: SinkColumns | None = None
     plan: Plan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "columns": None, "plan": None}
 
     def keeps(self, sink: str) -> bool:
         """Returns whether the task kept all rows of a sink that it staged."""

@@ -253,6 +253,7 @@ def test_the_commit_knows_the_columns_of_each_frame_of_a_union(
     batches = [batch for _, of_task in found for batch in of_task]
     message = query.writer(ROWS, **sink).write(iter(reversed(batches)))
     assert [bool(each.rows) for each in message.reports] == [False, True] * 2, "once for each frame"
+    assert {each.staged.plan for each in message.reports} == {None}, "it has the options of sinks"
     query.writer(ROWS, **sink).commit([message], 0)
     tasks = calls[0]["tasks"]
     assert [(each.columns.key, each.columns.value) for each in tasks] == [(0, 1)] * 2 + [(1, 0)] * 2
