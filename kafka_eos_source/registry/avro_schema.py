@@ -136,6 +136,7 @@ def parse(schema: Schema) -> Type:
     try:
         for each in {each.schema: each for each in schema.imports()}.values():
             where = f"the schema that is referenced as {_shown(each.name)}"
+            where += f" ({each.origin})" if each.origin else ""
             parser.define(_json(each.schema.text, where), where)
         found = _json(schema.text, "the schema")
         parser.define(found, "the schema")
@@ -309,7 +310,9 @@ class _Parser:
                 raise self._refusal(
                     f"type {full!r} is defined in {here} and, differently{_differing(made, copy)}, in "
                     f"{other.where}",
-                    "register the schema again, with references to one version of the type",
+                    "register a new version of the schema that has, or refers to, only one of these "
+                    "definitions, and let the producers use it; on_bad='dead-letter' of the read sets aside "
+                    "records that have the old version",
                 )
         return made
 

@@ -272,7 +272,8 @@ class _Imports:
                     f"imports {each.name[:300]!r}, which imports it.",
                     fix="remove the circle among the references in the registry.",
                 )
-            references.append(Reference(each.name, schema))
+            origin = f"subject {each.subject[:300]!r}, version {each.version}"
+            references.append(Reference(each.name, schema, origin))
         return Schema(schema_format(stored.format), stored.text, tuple(references))
 
     def _check(self, stored: StoredSchema, depth: int) -> None:

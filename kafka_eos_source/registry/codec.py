@@ -30,10 +30,17 @@ SchemaFormat = Literal["AVRO", "PROTOBUF", "JSON"]
 
 @dataclass(frozen=True)
 class Reference:
-    """A schema that another schema imports under a name (an Avro full name, or the path of a .proto file)."""
+    """A schema that another schema imports.
+
+    Attributes:
+        name: The name under which it is imported: mostly an Avro full name, or the path of a .proto file.
+        schema: The schema.
+        origin: Where the registry has it, for errors.
+    """
 
     name: str
     schema: Schema
+    origin: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, eq=False)

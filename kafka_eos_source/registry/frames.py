@@ -1,20 +1,23 @@
 """Finds out which schema each key or value of a column names, and where its payload begins.
 
-A record names its schema in its header, or in front of the payload. There are two forms of Confluent's::
+A record names its schema in front of the payload, or in a header. Confluent's clients write one of two
+forms::
 
     0x00  schema id, 4 bytes, big-endian   [message indices]
     0x01  GUID of the schema, 16 bytes     [message indices]
 
-or in the form of AWS Glue, where records name a version of a schema by its UUID::
+AWS Glue's clients name a version of a schema by its UUID::
 
     0x03  compression, 1 byte: 0 none, 5 zlib   UUID, 16 bytes   [message number]
 
-Confluent's header is ``__value_schema_id``, or ``__key_schema_id`` for the key. If it is there, the value or
-key is the payload alone. Message indices are there only for Protobuf. They are the path of the message type
-inside its file, as zigzag varints: the number of indices, then the indices; a single 0 means the path [0]. As
-for Confluent's deserializers, the last header of that name decides, and one without a value does not count.
-Glue's message number, of Protobuf too, counts all message types of the file in the order of their full names,
-as a plain varint. It is compressed together with the payload.
+Confluent's clients can also write one of their forms to the header ``__value_schema_id``, or
+``__key_schema_id`` for the key. The value or key is then the payload alone. As for Confluent's deserializers,
+the last header of that name decides, and one without a value does not count.
+
+Message indices and message number are only there for Protobuf. The indices are the path of the message type
+inside its file, as zigzag varints: the number of indices, then the indices; a single 0 means the path [0].
+The number counts all message types of the file in the order of their full names, as a plain varint. It is
+compressed together with the payload.
 
 Names are read without Python code for each row. Rows are grouped by name, because all messages of one name
 share one writer schema.
@@ -44,7 +47,7 @@ VALUE_HEADER, KEY_HEADER = "__value_schema_id", "__key_schema_id"
 #: First byte of a name: a schema id follows, or a GUID.
 _ID, _GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 4, 16
-#: Registries number schemas with Java's int. They answer a larger number as if their path was wrong.
+#: Schema ids are ints of Java. Registries answer a request for a larger id as if its path were wrong.
 _LARGEST_ID = (1 << 31) - 1
 #: Message types are nested at most this deep; a longer path is no Protobuf frame.
 _DEEPEST = 64
@@ -226,7 +229,7 @@ class Framed:
         return groups, errors | others | self.foreign
 
     def suspicion(self, frame: Frame) -> str:
-        """Returns what the rows of a frame may be whose schema the registry does not have; "" if nothing."""
+        """Says what rows may be if the registry does not have the schema of their frame; "" if unknown."""
         if frame.in_header or self.naming.is_glue:
             return ""
         row = int(frame.rows[0])
@@ -542,7 +545,7 @@ def _names(
     Args:
         where: bytes that begin with names.
         at: which of them to read.
-        rows: numbers of the rows that these name a schema for.
+        rows: the row for which each of these names a schema.
         id_bytes: length of an id.
         in_header: whether the bytes are headers.
 
@@ -574,7 +577,7 @@ def _of_rows(
     """Returns groups and errors of the rows that have some names.
 
     Args:
-        groups, errors: those of the names, whose numbers they have in place of rows.
+        groups, errors: those of the names: they contain numbers of names in place of numbers of rows.
         rows: numbers of the rows, ascending.
         name_of: number of the name of each of these.
     """

@@ -62,7 +62,7 @@ _COMPATIBILITIES = (
 _ANSWER_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
 
-#: Codes of answers that may be another one later, although the HTTP status is 4xx.
+#: Codes of errors after which a repeated call may succeed, although the HTTP status is 4xx.
 _TEMPORARY = frozenset(
     [
         "ConcurrentModificationException",
@@ -144,7 +144,7 @@ class GlueRegistry:
         self.name = f"AWS Glue (registry {self._registry!r} in {self._client.meta.region_name})"
 
     def by_id(self, version_id: SchemaId) -> StoredSchema:
-        """Returns the schema of a version, whatever its status is: another client reads its records, too.
+        """Returns the schema of a version, whatever its status: other clients read its records, too.
 
         Raises:
             SchemaNotFoundError: if Glue says that it has no such version.
@@ -228,7 +228,7 @@ class GlueRegistry:
         return {"RegistryName": self._registry, "SchemaName": name}
 
     def _usable(self, schema: StoredSchema, found: Mapping[str, Any], what: str) -> StoredSchema:
-        """Returns a schema with the id in an answer, as soon as that version may be used."""
+        """Returns a schema with the id in an answer, once Glue has accepted that version."""
         found = self._decided(found, what)
         if found.get("Status") != _AVAILABLE:
             raise OperatorError(
@@ -321,7 +321,7 @@ class GlueRegistry:
             raise self._no_registry(what, error) from error
 
     def _refused(self, failure: Any, action: str, what: str) -> KafkaEosError:
-        """Returns the error for an answer that a repetition does not change."""
+        """Returns the error for an answer that a repeated call would get, too."""
         code = _code(failure)
         if code == _NOT_FOUND:
             return SchemaNotFoundError(
@@ -399,7 +399,7 @@ def decompressed(message: memoryview, most_bytes: int) -> bytes | str | None:
 
 
 def compressed(payloads: pa.Array, header: bytes) -> pa.Array:
-    """Returns the messages with these payloads, which are null where these are."""
+    """Returns payloads as compressed messages; null stays null."""
     made = [None if each is None else header + zlib.compress(each) for each in payloads.to_pylist()]
     return pa.array(made, payloads.type)
 
@@ -430,7 +430,7 @@ def schema_name(*, topic: str | None, record: str | None, is_key: bool) -> str |
 
 
 def compression(options: Mapping[str, Any]) -> str:
-    """Returns how payloads are written. Raises InvalidOptionError if the option is malformed."""
+    """Returns how written payloads are compressed. Raises InvalidOptionError if the option is malformed."""
     return _choice(from_environment(options), COMPRESSION, tuple(_BYTES), str.lower)
 
 
@@ -512,7 +512,7 @@ def _client(settings: dict[str, Any]) -> Any:
 
 @lru_cache(maxsize=1)
 def _loader(folders: str | None) -> Any:
-    """Returns what reads the description of Glue, which takes 80 ms, and keeps it."""
+    """Returns what reads the description of Glue, and keeps it, because reading takes 80 ms."""
     from botocore.loaders import create_loader
 
     return create_loader(folders)

@@ -50,7 +50,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
 #: needs quadratic time for ``reserved`` numbers and ranges of extensions.
 _PROTOC_CPU_SECONDS = 10
 _PROTOC_BYTES = 4 << 30
-#: A busy machine needs long for this CPU time.
+#: Time limit of a run: a busy machine needs much longer than the CPU time.
 _PROTOC_SECONDS = 300
 #: What protoc exits with if it refuses a file, and the process if it has not reached protoc.
 _REFUSED, _NOT_STARTED = 1, 97
@@ -71,7 +71,7 @@ except Exception as failure:
     sys.exit({_NOT_STARTED})
 sys.exit(protoc.main(sys.argv))
 """
-#: By which a machine or a person ends processes, whatever they do.
+#: Signals by which the machine or a person ends a process, whatever it is doing.
 _OF_MACHINE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Limits of file systems.
 _LONGEST_STEP, _LONGEST_PATH = 255, 1024
@@ -83,7 +83,7 @@ _LOGGED = re.compile(r"^(?:WARNING: All log messages|[IW]\d{4} ).*\n?", re.MULTI
 def compile_schema(schema: Schema) -> Any:
     """Returns the descriptor of a schema's file (``google.protobuf.descriptor.FileDescriptor``).
 
-    For a file that only imports another one publicly, it is the other one.
+    For a file that only imports another one publicly, returns that of the other one.
 
     Raises:
         InvalidSchemaError: if the schema is not usable.

@@ -238,7 +238,7 @@ _decoders: dict[tuple[object, ...], dict[_Place, Decoder | str]] = {}
 def foreign_decoder(
     frame: Frame, writer: Schema, reader: Schema | None, message: str | None
 ) -> Decoder | str:
-    """Returns the decoder of a schema that a record names; text, for the record's error, if there is none.
+    """Returns the decoder of a schema that a record names; the text of the record's error if there is none.
 
     Args:
         frame: what names the schema, and the message in it.

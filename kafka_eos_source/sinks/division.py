@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.sinks.contract import RowRefusal
 
+#: Number of refused rows that an error shows.
+_MOST_SHOWN = 3
+
 
 @dataclass(frozen=True)
 class RangeRefusal:
@@ -25,8 +28,8 @@ class RangeRefusal:
 
     Attributes:
         why: the cause; that of the row, if the range is a single one.
-        suspect: the row of the range that the system names, counted from the start of the range. It is only
-            tried first. None if the system names none.
+        suspect: the row of the range that the system names, counted from the start of the range; None if it
+            names none. The search only tries this row first, because the system may be wrong.
     """
 
     why: RowRefusal
@@ -50,6 +53,15 @@ class DivisionLimitError(Exception):
         super().__init__(f"{len(refused)} refused rows were found")
         self.refused = refused
         self.suffices = suffices
+
+    @property
+    def found(self) -> str:
+        """How many refused rows were found, and the first ones, as text for people."""
+        first = sorted(self.refused.items())[:_MOST_SHOWN]
+        shown = "; ".join(
+            f"row {number}: {each.column and f'column {each.column!r} '}{each.why}" for number, each in first
+        )
+        return f"{len(self.refused):,} were found until then{': ' if shown else ''}{shown}"
 
 
 @dataclass

@@ -381,6 +381,6 @@ def _time_of(value: int, unit: Any) -> str:
 
 
 def _key_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:
-    """Encodes the key of a map, which JSON wants to be a text."""
+    """Encodes the key of a map as text, because the names in a JSON object are texts."""
     text = _json_of(value, kind, losses)
     return text if text.startswith('"') else json.dumps(text, ensure_ascii=False)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -465,7 +465,7 @@ class TwoPhase(Protocol):
         except _ProbeFailedError as failed:
             return failed.outcome
         except DivisionLimitError as limit:
-            return Refused(limit.refused) if limit.suffices else search.too_long(answer, limit.refused)
+            return Refused(limit.refused) if limit.suffices else search.too_long(answer, limit)
 
     def _send_rows(
         self,
@@ -600,13 +600,12 @@ class _Search:
             return Fatal(why, _NAME_ROWS)
         return Refused(division.refused)
 
-    def too_long(self, answer: Answer, refused: Mapping[int, RowRefusal]) -> Fatal:
+    def too_long(self, answer: Answer, limit: DivisionLimitError) -> Fatal:
         """Returns the outcome of a search that ended before it found all rows."""
-        found = "; ".join(f"row {number}: {each.why}" for number, each in list(refused.items())[:3])
         return Fatal(
             f"prepare {self.txn}: {answer}; {_MOST_PROBES} requests, or half of "
             f"{self.deadline.budget_seconds:.0f} s (commitTimeoutMs), did not find all rows that the service "
-            f"refuses; {len(refused)} were found{': ' if found else ''}{found}",
+            f"refuses; {limit.found}",
             _NAME_ROWS,
         )
 

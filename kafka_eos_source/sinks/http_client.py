@@ -142,7 +142,7 @@ def pending_ids(answer: Answer) -> list[str] | None:
 
 
 def _member(body: bytes, name: str) -> object:
-    """Returns a member of a JSON object; None if the body is none that has it, whatever it is instead."""
+    """Returns a member of the JSON object in a body; None if the body is anything else, or lacks it."""
     try:
         found = parse_json(body)
     except JsonError:
@@ -220,7 +220,7 @@ _OF_ROWS = frozenset({400, 422})
 
 
 class RowsRefusedError(Exception):
-    """A service refuses the rows in a body, whose id it has not prepared.
+    """A service refuses the rows in a body, and has prepared nothing under their id.
 
     Attributes:
         answer: its answer.

@@ -149,7 +149,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def unwritable_partitions(table: Table) -> list[str]:
-    """Returns the partition fields of the table that pyiceberg cannot write, or not so that it can read them.
+    """Returns the partition fields of the table that pyiceberg cannot write, or not read back.
 
     These are fields with an unknown transform, and those whose source column was dropped.
     """

@@ -27,7 +27,7 @@ from kafka_eos_source.errors import InvalidRecordError
 #: Steps of a path into lists and maps; the names are those of Iceberg and Parquet.
 ELEMENT, KEY, VALUE = "element", "key", "value"
 
-#: Number of the row of each value of an array that was taken out of a column; None = value i is row i.
+#: The row number of each value of an array that was taken out of a column; None = value i is of row i.
 _Rows = npt.NDArray[np.int64] | None
 
 _EXACT = Context(prec=100)
@@ -218,7 +218,7 @@ class DecimalFits(RowRule):
 
     Attributes:
         precision: number of digits.
-        scale: number of these after the decimal point.
+        scale: number of digits after the decimal point.
         rounds: whether the target rounds a number with more digits after the point, as databases do.
     """
 
@@ -329,7 +329,7 @@ class UuidText(RowRule):
 
 @dataclass(frozen=True, kw_only=True)
 class OneOf(RowRule):
-    """A text must be one of a few.
+    """A text must be one of the given texts, such as the labels of an enum.
 
     Attributes:
         values: the texts.
@@ -371,7 +371,7 @@ _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def _time(at_us: int) -> str:
-    """Returns a point in time as text; of one that Python's calendar does not have, the year."""
+    """Returns a point in time as text; only its year if Python's calendar does not have it."""
     day = np.datetime64(at_us // _DAY_US, "D")
     return str(day)
 
@@ -564,7 +564,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 def _none(rows: int) -> pa.Array:
-    """Returns that no row breaks a rule."""
+    """Returns false for each row: no row breaks the rule."""
     return pa.repeat(pa.scalar(False), rows)
 
 

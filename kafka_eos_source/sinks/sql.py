@@ -82,6 +82,7 @@ from kafka_eos_source.sinks.sql_transactions import (
     txn_of,
     utc_now,
 )
+from kafka_eos_source.sinks.table_columns import matching
 from kafka_eos_source.sinks.targets import address
 
 F = TypeVar("F", bound=Callable[..., Outcome])
@@ -302,7 +303,7 @@ class SqlSink(TwoPhaseSink):
                         )
                     self._check_creation(schema)
                     return
-            table = load_table_for(engine, self.table, self.schema, schema, self.keys)
+            table = load_table_for(engine, self.table, self.schema, schema, self._keys(schema))
             with autocommit(engine) as connection:
                 refuse_without_right(connection, table, ("INSERT", *(("UPDATE",) if self.keys else ())))
         except sa.exc.DBAPIError as error:
@@ -316,14 +317,14 @@ class SqlSink(TwoPhaseSink):
     def _check_creation(self, schema: pa.Schema) -> None:
         if not self.create:
             raise no_table(self.table)
-        missing = [key for key in self.keys if key not in schema.names]
+        missing = [key for key in self._keys(schema) if key not in schema.names]
         if missing:
             raise InvalidOptionError(
                 f"option 'keys' names {', '.join(map(repr, missing))}; the frame has "
                 f"{', '.join(map(repr, schema.names))}.",
                 fix="correct the option 'keys', or select the columns in the frame.",
             )
-        define_table(self.table, self.schema, schema, self.keys)
+        define_table(self.table, self.schema, schema, self._keys(schema))
 
     def _refuse_unsupported(self, transactions: PreparedTransactions | None, reason: str) -> None:
         if transactions is None and self.two_phase == "require":
@@ -346,9 +347,9 @@ class SqlSink(TwoPhaseSink):
         """
         with self._errors():
             self._connect()
-            table = load_table_for(self._engine, self.table, self.schema, schema, self.keys)
+            table = load_table_for(self._engine, self.table, self.schema, schema, self._keys(schema))
             with autocommit(self._engine) as connection:
-                found = table_rules(connection, table, schema, self.keys)
+                found = table_rules(connection, table, schema, self._keys(schema))
         self._table, self._is_complete = table, found.is_complete
         return found.rules
 
@@ -381,8 +382,7 @@ class SqlSink(TwoPhaseSink):
         except _RowsRefusedError as refused:
             return Refused(refused.rows)
         except DivisionLimitError as limit:
-            refused_rows = limit.refused
-            return Refused(refused_rows) if limit.suffices else _too_many(self.table, refused_rows, deadline)
+            return Refused(limit.refused) if limit.suffices else _too_many(self.table, limit, deadline)
 
     def _prepare_rows(
         self, gid: str, txn: SinkTxn, staged: Staged, table: Any, deadline: Deadline, *, divided: bool
@@ -396,6 +396,7 @@ class SqlSink(TwoPhaseSink):
             _RowsRefusedError: if the database refuses rows; nothing is prepared.
             Exception: of SQLAlchemy or of the driver.
         """
+        keys = self._keys(staged.schema)
 
         def work(connection: Any) -> None:
             try:
@@ -404,13 +405,11 @@ class SqlSink(TwoPhaseSink):
                 raise SinkRetryableError(f"another process prepares {gid}") from error
             if divided:
                 enough = self.context.enough_refused
-                refused = divide(
-                    connection, table, staged.batches(), self.keys, self.batch_rows, deadline, enough
-                )
+                refused = divide(connection, table, staged.batches(), keys, self.batch_rows, deadline, enough)
                 if refused:
                     raise _RowsRefusedError(refused)
             else:
-                write_rows(connection, table, staged.batches(), self.keys, self.batch_rows)
+                write_rows(connection, table, staged.batches(), keys, self.batch_rows)
             failpoints.reach("sink.sql.before_prepare")
 
         if self._transactions is None or not self._prepares_transactions:
@@ -578,9 +577,8 @@ class SqlSink(TwoPhaseSink):
                 # insert into the ledger first, so that a second process that commits the batch waits here
                 add_to_ledger(connection, self._ledger, gid, txn, row_count)
                 if first is not None:
-                    write_rows(
-                        connection, table, itertools.chain([first], batches), self.keys, self.batch_rows
-                    )
+                    rows, keys = itertools.chain([first], batches), self._keys(first.schema)
+                    write_rows(connection, table, rows, keys, self.batch_rows)
                 failpoints.reach("sink.sql.within_commit")
         except errors.IntegrityError:
             with autocommit(self._engine) as connection:
@@ -609,6 +607,11 @@ class SqlSink(TwoPhaseSink):
         self._prepares_transactions = transactions is not None and self.two_phase != "never"
         self._engine, self._ledger = engine, defined
 
+    def _keys(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Returns the key columns as the frame spells them."""
+        found, _ = matching(self.keys, schema.names)
+        return tuple(found.get(key, key) for key in self.keys)
+
     def _table_for(self, schema: pa.Schema) -> Any:
         """Loads the table at the first call; creates it if necessary and checks that the schema fits.
 
@@ -617,21 +620,16 @@ class SqlSink(TwoPhaseSink):
         """
         if self._table is None:
             if self.create:
-                create_table_for(self._engine, self.table, self.schema, schema, self.keys)
-            self._table = load_table_for(self._engine, self.table, self.schema, schema, self.keys)
+                create_table_for(self._engine, self.table, self.schema, schema, self._keys(schema))
+            self._table = load_table_for(self._engine, self.table, self.schema, schema, self._keys(schema))
         return self._table
 
 
-def _too_many(table: str, refused: Mapping[int, RowRefusal], deadline: Deadline) -> Fatal:
+def _too_many(table: str, limit: DivisionLimitError, deadline: Deadline) -> Fatal:
     """Returns the outcome of a search for refused rows that took too long."""
-    shown = "; ".join(
-        f"row {number}: {why.column and f'column {why.column!r} '}{why.why}"
-        for number, why in itertools.islice(refused.items(), 3)
-    )
     return Fatal(
         f"the database refuses rows of the batch for the table {table!r}, and to find all of them takes "
-        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {len(refused)} were found "
-        f"until then{': ' if shown else ''}{shown}",
+        f"longer than half of {deadline.budget_seconds:.0f} s (commitTimeoutMs); {limit.found}",
         f"increase commitTimeoutMs, or {FIX_ROWS}",
     )
 

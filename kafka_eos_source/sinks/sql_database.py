@@ -18,6 +18,7 @@ from kafka_eos_source.errors import (
     InvalidSchemaError,
 )
 from kafka_eos_source.sinks.specs import require
+from kafka_eos_source.sinks.table_columns import matching
 from kafka_eos_source.sinks.targets import not_writable
 
 #: Keys of `Table.info`: whether nested values are sent as the text of a JSON document; whether rows must not
@@ -109,7 +110,7 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str], dialect: A
     if missing:
         raise InvalidSchemaError(
             f"the table {table.fullname!r} has no column {', '.join(map(repr, missing))}; its columns are "
-            f"{', '.join(map(repr, table.columns.keys()))}.",
+            f"{', '.join(repr(column.name) for column in table.columns)}.",
             fix="add it to the table, rename it in the frame, or choose columns with sink.<name>.columns.",
         )
     for field in schema:
@@ -126,7 +127,7 @@ def check_columns(schema: pa.Schema, table: Any, keys: Sequence[str], dialect: A
     left_out = [
         column.name
         for column in table.columns
-        if column.name not in schema.names and not column.nullable and not _fills_itself(column)
+        if column.key not in schema.names and not column.nullable and not _fills_itself(column)
     ]
     if left_out:
         raise InvalidSchemaError(
@@ -374,19 +375,29 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
     """Loads the definition of a table, and checks that it can hold rows of an Arrow schema.
 
     Args:
-        engine, table, schema, rows: as in `create_for`.
+        engine, table, schema, rows: as in `create_table_for`.
         keys: key columns of an upsert.
 
     Returns:
-        The SQLAlchemy table.
+        The SQLAlchemy table. The ``key`` of each column is its name in the frame.
 
     Raises:
         InvalidSchemaError: if the table does not exist, cannot hold the rows, or has no transactions.
     """
     sa = sqlalchemy()
     with autocommit(engine) as connection:
+
+        def load(**arguments: Any) -> Any:
+            return sa.Table(table, sa.MetaData(), schema=schema, autoload_with=connection, **arguments)
+
         try:
-            found = sa.Table(table, sa.MetaData(), schema=schema, autoload_with=connection)
+            found = load()
+            if renamed := _names_in_frame(rows, found):
+
+                def rename(_inspector: Any, _table: Any, column: Any) -> None:
+                    column["key"] = renamed.get(column["name"], column["name"])
+
+                found = load(listeners=[("column_reflect", rename)])
         except sa.exc.NoSuchTableError as error:
             raise no_table(table) from error
     for column in found.columns:
@@ -398,6 +409,29 @@ def load_table_for(engine: Any, table: str, schema: str | None, rows: pa.Schema,
         found.info[JSON_AS_TEXT] = connection.dialect.name in _JSON_AS_TEXT
         found.info[TAKES_NO_COPY] = _takes_no_copy(connection, found)
     return found
+
+
+def _names_in_frame(rows: pa.Schema, table: Any) -> dict[str, str]:
+    """Returns how the frame spells columns of a table whose names differ from it in letter case.
+
+    Raises:
+        InvalidSchemaError: if a column of the frame may be several of the table, or the other way round.
+    """
+    names = [column.name for column in table.columns]
+    found, problems = matching(rows.names, names)
+    in_frame = {target: name for name, target in found.items()}
+    same = [name for name, target in found.items() if in_frame[target] != name]
+    problems += [
+        f"the columns {name!r} and {in_frame[found[name]]!r} are both {found[name]!r}" for name in same
+    ]
+    if problems:
+        raise InvalidSchemaError(
+            f"the table {table.fullname!r} cannot hold the frame, because letter case does not tell its "
+            f"columns apart: {'; '.join(problems)}.",
+            fix="rename a column of the frame to the exact name in the table, or exclude it with "
+            "sink.<name>.columns.",
+        )
+    return {target: name for target, name in in_frame.items() if target != name}
 
 
 def _takes_no_copy(connection: Any, table: Any) -> bool:

@@ -75,7 +75,8 @@ class Meaning:
             table: SQLAlchemy table, as loaded from the database; has the columns of constraints.
         """
         if self.column or not (columns := _columns_of(table, self.constraint)):
-            return RowRefusal(self.why, self.column)
+            in_frame = {each.name: each.key for each in table.columns}
+            return RowRefusal(self.why, in_frame.get(self.column, self.column))
         why = f"{self.why}, which has the columns {', '.join(map(repr, columns))}"
         return RowRefusal(self.why, columns[0]) if len(columns) == 1 else RowRefusal(why)
 
@@ -85,7 +86,7 @@ class Meaning:
         return Retryable(why) if self.kind is Kind.LATER else Fatal(why, self.fix)
 
 
-#: Of an error about rows that were not, or could not be, found.
+#: What a person can do about rows that the database refuses.
 FIX_ROWS = "correct the rows or the table, then restart the query."
 _FIX_OTHER = (
     "correct the database or the options of the sink, then restart the query; it writes the batch again."
@@ -120,14 +121,14 @@ def meaning_of(error: Exception, dialect: Any = None) -> Meaning:
 
 
 def _columns_of(table: Any, constraint: str) -> list[str]:
-    """Returns the columns of a constraint or unique index, as far as SQLAlchemy knows them."""
+    """Returns the frame's columns of a constraint or unique index, as far as SQLAlchemy knows them."""
     if not constraint:
         return []
     of_table = [*table.constraints, *table.indexes]
     found = next((each for each in of_table if each.name == constraint), None)
     if found is None and constraint == "PRIMARY":  # of MySQL
         found = table.primary_key
-    return [] if found is None else [each.name for each in found.columns]
+    return [] if found is None else [each.key for each in found.columns]
 
 
 def driver_text(error: Exception) -> str:
@@ -179,7 +180,7 @@ _NOT_OF_ROWS = frozenset({"54011", "54023"})
 #: Connection, transaction rollback (deadlock, serialization), resources (disk, memory), locks, the
 #: administrator (shutdown, statement_timeout), the operating system.
 _FOR_LATER = frozenset({"08", "40", "53", "55", "57", "58"})
-#: Classes that Postgres and the standard define, besides. Of other ones, a function of the user's raised it.
+#: The other classes that Postgres and the standard define. A function of the user's raised any further one.
 _OTHER = frozenset(f"{number:02}" for number in (0, 1, 2, 3, 10, 20, 24, 25, 26, 28, 34, 42, 72)) | frozenset(
     ("0A", "0B", "0F", "0L", "0P", "0Z", "2B", "2D", "3B", "3D", "3F", "F0", "HV", "HY", "HZ", "IM", "XX")
 )

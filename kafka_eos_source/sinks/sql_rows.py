@@ -67,7 +67,8 @@ def dry_run(engine: Any, work: Callable[[Any], None], table: str) -> None:
 def end_check(connection: Any, table: str) -> Callable[[], None]:
     """Returns a function that checks what the database would check at the end of the transaction.
 
-    It raises what `dry_run` raises. Call it in the transaction, and this function before the first write.
+    The result raises what `dry_run` raises. Call it in the transaction, and `end_check` before the
+    first write.
     """
     dialect = connection.dialect.name
     if statement := _CHECK_NOW.get(dialect):
@@ -271,7 +272,7 @@ _NumbersOf = Callable[[Sequence[int]], Callable[[int], int]]
 def _divide_upserts(
     whole: pa.Table, keys: Sequence[str], division: Division, run: _Run, numbers_of: _NumbersOf
 ) -> None:
-    """Divides the last rows of all keys; if one is refused, the row of its key before it is the last."""
+    """Tries the last row of each key; if it is refused, the row before it with the same key."""
     tried: set[int] = set()
     while True:
         last = [int(each) for each in _last_per_key(whole, keys, division.refused) if int(each) not in tried]
@@ -350,8 +351,8 @@ def _upsert(connection: Any, table: Any, names: Sequence[str], keys: Sequence[st
         insert = require(f"sqlalchemy.dialects.{dialect}", "database").insert(table)
         changes = {name: insert.excluded[name] for name in names if name not in keys}
         if changes:
-            return insert.on_conflict_do_update(index_elements=list(keys), set_=changes)
-        return insert.on_conflict_do_nothing(index_elements=list(keys))
+            return insert.on_conflict_do_update(index_elements=[table.c[key] for key in keys], set_=changes)
+        return insert.on_conflict_do_nothing(index_elements=[table.c[key] for key in keys])
     if dialect in ("mysql", "mariadb"):
         insert = require("sqlalchemy.dialects.mysql", "database").insert(table)
         changed = [name for name in names if name not in keys] or list(keys)
@@ -464,7 +465,7 @@ def copier(dialect: Any, table: Any) -> Callable[[Any, Any, pa.RecordBatch], Non
 
 def _copy_statement(connection: Any, table: Any, batch: pa.RecordBatch) -> str:
     preparer = connection.dialect.identifier_preparer
-    columns = ", ".join(preparer.quote(name) for name in batch.schema.names)
+    columns = ", ".join(preparer.quote(table.c[name].name) for name in batch.schema.names)
     return f"COPY {preparer.format_table(table)} ({columns}) FROM STDIN (FORMAT csv)"
 
 

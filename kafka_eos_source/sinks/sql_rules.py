@@ -193,7 +193,9 @@ class _Columns:
         """Yields the rules for the length of a value in MySQL and MariaDB."""
         if self.most_bytes is None:
             return
-        characters, most_bytes, charset = self.lengths.get(about["column"], (None, None, None))
+        characters, most_bytes, charset = self.lengths.get(
+            self.table.columns[about["column"]].name, (None, None, None)
+        )
         if is_for_text and characters and most_bytes and characters < most_bytes:
             yield LongestTextOfMySql(**about, most=characters)
         elif is_for_text and most_bytes and charset is not None:
@@ -261,7 +263,9 @@ def _shown(kind: Any) -> str:
 
 
 def _fills_nulls(connection: Any, table: Any) -> bool:
-    """Returns whether a trigger may fill a null, or this user may not know.
+    """Returns whether a trigger may replace a null before the check for NOT NULL.
+
+    True if this user may not see the triggers.
 
     Postgres, MySQL and MariaDB look for nulls after the triggers that run before an insert. Triggers of
     SQLite cannot change a row.
@@ -270,7 +274,7 @@ def _fills_nulls(connection: Any, table: Any) -> bool:
     if dialect == "sqlite":
         return False
     sa = sqlalchemy()
-    if dialect in _POSTGRES:  # a partition may have triggers of its own; 66: before, or instead of
+    if dialect in _POSTGRES:  # a partition may have triggers of its own; 66: BEFORE or INSTEAD OF
         name = connection.dialect.identifier_preparer.format_table(table)
         statement = sa.text(
             "SELECT c.relkind <> 'r' OR c.relhasrules OR EXISTS (SELECT FROM pg_trigger g "
@@ -281,7 +285,7 @@ def _fills_nulls(connection: Any, table: Any) -> bool:
     if dialect not in _MYSQL:
         return True
     of_schema = "= COALESCE(:schema, DATABASE())"
-    right = sa.text(  # who lacks the right TRIGGER sees none
+    right = sa.text(  # a user without the right TRIGGER sees none
         "SELECT 1 FROM (SELECT privilege_type FROM information_schema.user_privileges UNION "
         "SELECT privilege_type FROM information_schema.schema_privileges "
         f"WHERE table_schema {of_schema} UNION "
@@ -323,7 +327,7 @@ def _may_refuse_more(connection: Any, table: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadAsText(RowRule):
-    """A rule for texts, for a column of bytes that the sink writes to a column for text.
+    """Applies a rule for texts to a column of bytes that the sink writes to a text column.
 
     Attributes:
         rule: the rule for the text.
@@ -395,7 +399,7 @@ class JsonText(RowRule):
 
 
 def _is_suspect(values: pa.Array) -> pa.Array:
-    """Returns which texts the decoder of documents does not take for JSON, as the value of a field.
+    """Returns which texts the JSON decoder refuses as the value of a field.
 
     The decoder has limits of its own, so that a suspect may yet be JSON.
     """

@@ -1,9 +1,10 @@
 """The columns of a frame and those of a table: which is which, whether rows fit, and their conversion.
 
 Names are matched as by the engines that read such tables: the letter case does not matter, unless the table
-has several names that differ only in it. Spark resolves names so by default, Delta Lake has no two columns
-that differ only in case, and Trino cannot read an Iceberg table that has. This holds for fields of structs,
-too. What cannot be decided is refused by name, before the first batch.
+has several names that differ only in it. Spark resolves names in this way by default, Delta Lake has no two
+columns that differ only in case, and Trino cannot read an Iceberg table that has such columns. This holds for
+fields of structs, too. What cannot be decided is refused by name, before the first batch. The SQL sink
+matches names in the same way.
 
 Both table formats describe their schema as an Arrow schema, with the nullability of each nested field.
 """
@@ -147,7 +148,7 @@ def misfit(frame: pa.Schema, table: pa.Schema) -> str:
 
 
 def new_columns(frame: pa.Schema, table: pa.Schema) -> list[str]:
-    """Returns the columns of the frame, as `spelled`, that the table does not have."""
+    """Returns the columns of the frame, as `spelled` returned it, that the table does not have."""
     return [name for name in frame.names if name not in table.names]
 
 
@@ -336,7 +337,7 @@ def conform(rows: pa.Table, table: pa.Schema, *, by_position: bool = False) -> p
     Args:
         rows: rows that fit (`misfit`) and keep the rules.
         table: schema of the table, or of some of its columns.
-        by_position: whether the rows have all fields, and only other names for them.
+        by_position: whether to match fields by position: the rows have all fields, under other names.
 
     Raises:
         ArrowInvalid: if a row breaks a rule.
@@ -366,7 +367,7 @@ def _conformed(column: pa.Array, field: pa.Field, by_position: bool, hidden: int
     Args:
         column: the values.
         field: the field.
-        by_position: as of `conform`.
+        by_position: as in `conform`.
         hidden: number of values that are null because the struct around them is. Parquet's writer accepts no
             null in a required field, not even there.
     """

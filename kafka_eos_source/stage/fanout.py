@@ -35,7 +35,7 @@ from kafka_eos_source.spark.schema import INVALID, ORIGIN
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts
 
-#: Of the text of an exception.
+#: The most characters of an exception's text that an error quotes.
 _MOST_CHARACTERS = 500
 #: Column with the destination of a row: the name of a sink, ``kafka``, or null for all of them.
 ROUTE = "sink"

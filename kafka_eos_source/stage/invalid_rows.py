@@ -69,7 +69,7 @@ _LONGEST_NAME = 250
 _LONGEST_REASON = 500
 #: Room for the headers of a dead letter, in bytes.
 _ROOM = 8192
-#: Invalid rows are staged when there are so many, or when they have so many bytes.
+#: Invalid rows are staged as soon as this many wait, or this many bytes of them.
 _ENOUGH_ROWS, _ENOUGH_BYTES = 1000, 16 << 20
 
 

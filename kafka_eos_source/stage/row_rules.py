@@ -109,7 +109,10 @@ def _has_key_that_is_not_utf8(headers: pa.Array) -> pa.Array:
 
 
 def _is_illegal_topic(topics: pa.Array) -> pa.Array:
-    """Returns which names are illegal; many rows have few names. Another rule has those that are no UTF-8."""
+    """Returns which names are illegal. Many rows have few names.
+
+    Names that are not UTF-8 break another rule.
+    """
     names = pc.unique(topics.cast(pa.string()).cast(pa.binary())).to_pylist()
     illegal = [
         each for each in names if each is not None and not is_legal_topic(each.decode(errors="replace"))

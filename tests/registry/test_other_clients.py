@@ -139,11 +139,16 @@ def test_a_type_that_is_defined_twice_in_the_same_way_is_one_type() -> None:
 
 def test_a_type_that_is_defined_differently_is_an_error_that_names_both() -> None:
     other = {**CITY, "fields": [{"name": "name", "type": "bytes"}, {"name": "zip", "type": "int"}]}
-    references = [Reference("first.avsc", schema_of(CITY)), Reference("second.avsc", schema_of(other))]
+    origin = "subject 'geo', version 2"
+    references = [
+        Reference("first.avsc", schema_of(CITY)),
+        Reference("second.avsc", schema_of(other), origin),
+    ]
     with pytest.raises(
         InvalidSchemaError,
         match=r"field city: type 'geo\.City' is defined in the schema that is referenced as 'first\.avsc' "
-        r"and, differently \(fields 'name', 'zip'\), in the schema that is referenced as 'second\.avsc'",
+        r"and, differently \(fields 'name', 'zip'\), in the schema that is referenced as 'second\.avsc' "
+        r"\(subject 'geo', version 2\).*register a new version",
     ):
         codec.arrow_type(schema_of(record({"name": "city", "type": "geo.City"}), *references), None)
     for one_type, another in (

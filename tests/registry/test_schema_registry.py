@@ -303,6 +303,7 @@ def test_references_are_resolved_through_all_levels(server: Server) -> None:
     found = catalogs.Catalog({"url": server.url}).of_id(top)
     assert [each.name for each in found.references] == ["n.b", "n.a"]
     assert found.references[0].schema.references[0].schema == Schema("AVRO", "A")
+    assert found.references[0].origin.startswith("subject '")
 
 
 def test_schemas_that_import_each_other_are_refused(server: Server) -> None:

@@ -77,6 +77,37 @@ def numbers(*values: int | None) -> pa.Table:
     return pa.table({"id": pa.array(values, pa.int64())})
 
 
+# -- names of columns ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "keys": ["id"]}])
+def test_the_letter_case_of_names_does_not_matter(file: Path, options: dict[str, Any]) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER NOT NULL, Name TEXT, PRIMARY KEY (id), CHECK (Name <> 'bad'))")
+    rows = pa.table({"ID": [1, 2, 3], "NAME": ["a", "b", "bad"]})
+    with opened(system(file, **options)) as sink:
+        sink.check(rows.schema, deadline())
+        sink.make_ready(rows.schema, deadline())
+        assert broken(sink, pa.table({"ID": pa.array([1, None], pa.int64()), "NAME": ["a", "b"]})) == set()
+        assert list(refused(prepared(sink, rows))) == [2]
+        twice = pa.table({"ID": [1, 1], "NAME": ["a", "b"]})
+        if options:
+            txn = new_txn()
+            assert isinstance(sink.prepare(txn, stage(sink, twice), deadline()), Ok)
+        else:
+            assert refused(prepared(sink, twice))[1].column == "ID"
+            txn = new_txn()
+            assert isinstance(sink.prepare(txn, stage(sink, rows.slice(1, 1), tasks=1), deadline()), Ok)
+        assert sink.commit(txn, deadline()) == OK
+    assert run(file, "SELECT * FROM rows") == ([(1, "b")] if options else [(2, "b")])
+
+
+def test_two_columns_of_the_frame_for_one_of_the_table_are_refused(file: Path) -> None:
+    run(file, "CREATE TABLE rows (id INTEGER)")
+    rows = pa.table({"id": [1], "ID": [2]})
+    with opened(system(file)) as sink, pytest.raises(InvalidSchemaError, match="'id' and 'ID' are both 'id'"):
+        sink.make_ready(rows.schema, deadline())
+
+
 # -- the search ------------------------------------------------------------------------------------
 
 
@@ -224,7 +255,7 @@ def test_a_search_ends_when_enough_rows_are_found(file: Path, options: dict[str,
 @pytest.mark.usefixtures("_foreign_keys")
 def test_a_row_that_a_later_one_may_cure_does_not_end_the_search(file: Path) -> None:
     run(file, "CREATE TABLE rows (id INTEGER PRIMARY KEY, up INTEGER REFERENCES rows (id))")
-    rows = pa.table({"id": [5, 4, 3, 2, 9], "up": [4, 3, 2, None, 99]})
+    rows = pa.table({"ID": [5, 4, 3, 2, 9], "Up": [4, 3, 2, None, 99]})
     with opened(system(file)) as sink:
         sink.open(replace(sink.context, enough_refused=3))
         sink.make_ready(rows.schema, deadline())
