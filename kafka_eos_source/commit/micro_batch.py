@@ -448,7 +448,7 @@ def _commit(options: WriteOptions, work: _Work, trace: Trace) -> Result:
         result = commit.run()
     except BaseException:
         if work.sinks is not None:
-            open_sinks.close(options, application_id)
+            open_sinks.ask_again(options)
         raise
     _log.info(
         "batch %d of %s: %s, %d records, %d transactions",

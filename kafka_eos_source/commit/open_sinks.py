@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from kafka_eos_source.commit.two_phase import Sinks
 from kafka_eos_source.errors import (
+    KafkaEosError,
     OperatorError,
     RestartQueryError,
     SinkFailedError,
@@ -28,6 +30,7 @@ from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.runtime.deadline import Deadline
+from kafka_eos_source.runtime.folders import PrivateFolder
 from kafka_eos_source.sinks import targets
 from kafka_eos_source.sinks.contract import SinkContext, Staged, TwoPhaseSink
 from kafka_eos_source.sinks.manifest import NotesFolder
@@ -46,6 +49,9 @@ _READY_SECONDS = 30.0
 
 #: The rules of a target for rows are asked for again after this time, in seconds.
 _RULES_SECONDS = 60.0
+
+#: Marks of queries that have not failed for this long are deleted, in seconds.
+_MARKS_SECONDS = 7 * 24 * 3600.0
 
 #: If refused rows fail the batch, its error shows this many of them.
 SHOWN_REFUSED = 3
@@ -80,6 +86,9 @@ class _Ready:
 
 _opened: OrderedDict[_Key, Mapping[str, TwoPhaseSink]] = OrderedDict()
 _ready: dict[tuple[_Key, str], _Ready] = {}
+
+#: By application id: the mark of `_folder` with which `_ready` was learned.
+_marks: dict[str, str] = {}
 
 
 def store_location(checkpoint: str, name: str) -> str:
@@ -187,18 +196,50 @@ def close(options: WriteOptions, application_id: str) -> None:
         _close(sinks)
 
 
+def ask_again(options: WriteOptions) -> None:
+    """Closes the sinks of the query; every process of this host asks them again before its next batch.
+
+    Called after a batch has failed: its error may say that the next start asks again. Does not raise.
+    """
+    try:
+        application_id = _application_id(options)
+        close(options, application_id)
+        _folder().write(f"{application_id}.mark", uuid.uuid4().hex)
+        _folder().tidy(_MARKS_SECONDS)
+    except (KafkaEosError, OSError, UnicodeDecodeError) as error:
+        _log.info("the next batch may use rules of sinks that are up to a minute old: %s", error)
+
+
+def _forget_if_marked(query: _Key, application_id: str) -> None:
+    """Forgets what this process knows of the targets of a query if `ask_again` was called since."""
+    try:
+        mark = _folder().read(f"{application_id}.mark") or ""
+    except (OSError, UnicodeDecodeError) as error:
+        _log.info("cannot read whether to ask sinks again (application.id=%r): %s", application_id, error)
+        return
+    if _marks.get(application_id, "") != mark:
+        _marks[application_id] = mark
+        for each in [each for each in _ready if each[0] == query]:
+            del _ready[each]
+
+
+def _folder() -> PrivateFolder:
+    return PrivateFolder.of_user("kafka-eos-ask-again")
+
+
 def make_ready(options: WriteOptions, plan: Plan) -> Plan:
     """Makes the sinks' targets ready, and returns the plan with their rules for rows.
 
     The driver calls it for every batch. A target is made ready once; its rules are asked for again after a
-    minute, because somebody may change the table.
+    minute, because somebody may change the table, and after a batch has failed.
 
     Raises:
         InvalidOptionError: if two sinks write to the same target.
         InvalidOptionError, InvalidSchemaError, OperatorError: if a sink cannot write rows of this schema.
     """
-    application_id = options.application_id or _derived(options.checkpoint_location)
+    application_id = _application_id(options)
     query = _key(options, application_id)
+    _forget_if_marked(query, application_id)
     if (query, _TARGETS) not in _ready:
         targets.refuse_shared(opened(options, application_id))
         _ready[query, _TARGETS] = _Ready()
@@ -305,8 +346,10 @@ def _key(options: WriteOptions, application_id: str) -> _Key:
     return application_id, options.checkpoint_location or "", options.on_invalid_record, *of_sinks
 
 
-def _derived(checkpoint: str | None) -> str:
-    return "" if checkpoint is None else derived_application_id(offset_log.query_id(checkpoint))
+def _application_id(options: WriteOptions) -> str:
+    if options.application_id or options.checkpoint_location is None:
+        return options.application_id or ""
+    return derived_application_id(offset_log.query_id(options.checkpoint_location))
 
 
 def _close(sinks: Mapping[str, TwoPhaseSink]) -> None:

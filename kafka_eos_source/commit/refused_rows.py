@@ -8,9 +8,17 @@ stops with an error that names the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+import pyarrow as pa
 
 from kafka_eos_source.commit import open_sinks, two_phase
-from kafka_eos_source.errors import InvalidRecordError, KafkaEosError, SinkFailedError
+from kafka_eos_source.errors import (
+    InvalidRecordError,
+    InvalidSchemaError,
+    KafkaEosError,
+    RestartQueryError,
+)
 from kafka_eos_source.model import StagedPart
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.checked import WriteOptions
@@ -63,7 +71,9 @@ class BatchRows:
 
         Raises:
             StagedPartError: if a staged part is missing or damaged.
+            InvalidSchemaError: if tasks staged different columns for one sink.
         """
+        _check_columns(plan, self.tasks)
         self._plan, self._staging = plan, staging
         self._sinks = self._opened()
         return self._sinks
@@ -72,11 +82,9 @@ class BatchRows:
         """Implements `request.Restage`."""
         assert self._staging is not None, "the query has sinks outside Kafka"
         staging = self._staging()
-        assert staging.plan is not None
-        kept = KeptRows(self._folder, str(self._batch_id), staging.plan, self.tasks)
-        has_rows = staging.plan.keeps(refusal.sink)
-        numbers = kept.numbers(refusal.sink, refusal.rows) if has_rows else {}
-        if staging.limits is None or not has_rows:
+        kept = KeptRows(self._folder, str(self._batch_id), self.tasks)
+        numbers = kept.numbers(refusal.sink, refusal.rows)
+        if staging.limits is None or sum(map(len, numbers.values())) < len(refusal.rows):
             raise _refused(refusal, self._batch_id, _places(kept, numbers), fails=staging.limits is None)
         for task, rows in numbers.items():
             refused = {row: (refusal.sink, refusal.rows[number]) for row, number in rows.items()}
@@ -119,7 +127,7 @@ def _refused(
         refusal: the refused rows.
         batch_id: Spark's id of the batch.
         places: where rows were read, by their numbers; "" = not known.
-        fails: whether invalid rows fail the batch; otherwise the tasks kept no rows.
+        fails: whether invalid rows fail the batch; otherwise a task did not keep the rows.
     """
     first = sorted(refusal.rows.items())[: open_sinks.SHOWN_REFUSED]
     shown = "; ".join(
@@ -136,8 +144,38 @@ def _refused(
     )
     if fails:
         return InvalidRecordError(text, fix=f"correct the rows or the target; or {SET_ASIDE}.")
-    return SinkFailedError(
+    return RestartQueryError(
         f"{text} The rows cannot be set aside, because the sink had not said that it may refuse rows when "
         "the tasks ran.",
-        fix="restart the query, which asks the sink again. A sink of your own says it by refuses_rows.",
+        fix="start the query again, which asks the sink again and repeats the batch. A sink of your own says "
+        "by refuses_rows that it may refuse rows.",
     )
+
+
+def _check_columns(plan: Plan, tasks: Iterable[StagedTask]) -> None:
+    """Checks that all tasks staged the same columns for each sink.
+
+    In a union of frames of `map_in_read`, each frame has its own schema.
+
+    Raises:
+        InvalidSchemaError: names the first column in which two frames differ.
+    """
+    wanted = {each.spec.name: each.schema for each in plan.routes}
+    others = {id(each.plan.routes): each.plan.routes for each in tasks if each.plan is not None}
+    for route in (route for routes in others.values() for route in routes):
+        name, own = route.spec.name, wanted[route.spec.name]
+        if route.schema == own:
+            continue
+        for here, there in zip_longest(own, route.schema):
+            if _described(here) != _described(there):
+                raise InvalidSchemaError(
+                    f"the frames of a union differ in the columns for sink {name!r}: where one has "
+                    f"{_described(here)}, another has {_described(there)}. Nothing of the batch was "
+                    "committed.",
+                    fix=f"return the same types from the functions of map_in_read; if only the order of the "
+                    f"columns differs, set option 'sink.{name}.columns'.",
+                )
+
+
+def _described(field: pa.Field | None) -> str:
+    return "no column" if field is None else f"column {field.name!r} of type {field.type}"

@@ -30,6 +30,7 @@ from kafka_eos_source.options.checked import ReadOptions, WriteOptions
 from kafka_eos_source.protocol import offset_log, records
 from kafka_eos_source.protocol.identity import derived_application_id
 from kafka_eos_source.protocol.offset_log import PlannedBatch
+from kafka_eos_source.runtime.json_input import parse_json
 from kafka_eos_source.spark.packet_senders import recorded_senders
 from kafka_eos_source.spark.pickled import from_row, to_row
 from kafka_eos_source.spark.schema import SinkColumns, check_frame, only_changelog, takes_records
@@ -40,7 +41,6 @@ from kafka_eos_source.stage.task import StagedTask, Staging
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
-    from pyspark.sql.types import StructType
 
     from kafka_eos_source.stage.fanout import Plan
     from kafka_eos_source.stage.staging import SealingPlan
@@ -57,6 +57,8 @@ class CommitMessage(WriterCommitMessage):
         record_bytes: size of the largest record that the topics accept; None if the task does not know it.
         refusing: `fanout.Plan.refusing` of the task, by which it kept rows.
         read: the offsets that the staged rows cover, if the task that read them staged them.
+        rows: schema of the staged rows, as Spark's JSON, if this is the first task of its read; else "". In a
+            union of frames of `map_in_read`, the driver has no other way to learn it.
         reports: messages of such tasks, which this task received as rows of the frame.
     """
 
@@ -66,6 +68,7 @@ class CommitMessage(WriterCommitMessage):
     record_bytes: int | None = None
     refusing: frozenset[str] = frozenset()
     read: StagedRead | None = None
+    rows: str = ""
     reports: tuple[CommitMessage, ...] = ()
 
 
@@ -210,12 +213,19 @@ class StagedSink:
 
     @cached_property
     def destinations(self) -> Plan | None:
-        """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready."""
+        """`plan`, with the rules of the sinks outside Kafka, whose targets are made ready.
+
+        Raises:
+            InvalidSchemaError: if a column of the frame cannot be staged again.
+            KafkaEosError: as `open_sinks.make_ready`.
+        """
         if self.plan is None:
             return None
         from kafka_eos_source.commit import open_sinks
 
-        return replace(open_sinks.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+        plan = replace(open_sinks.make_ready(self.options, self.plan), sets_aside=self.sets_aside)
+        plan.check_kept()
+        return plan
 
     @property
     def sets_aside(self) -> bool:
@@ -295,7 +305,7 @@ class StagedSink:
         micro_batch.commit_micro_batch(
             self._options_of_commit(messages),
             self.folder,
-            staged_tasks(messages),
+            self._as_staged(messages),
             batch_id,
             self.plan,
             {each.planned for each in messages},
@@ -305,14 +315,39 @@ class StagedSink:
 
     def _staging_on_driver(self, messages: Sequence[CommitMessage], batch_id: int) -> Staging:
         """Returns how the driver stages rows again: as the tasks did, with the limits that they knew."""
-        assert self.plan is not None
-        refusing = frozenset(name for each in messages for name in each.refusing)
-        plan = replace(self.plan, refusing=refusing, sets_aside=self.sets_aside)
         sizes = [each.record_bytes for each in messages if each.record_bytes is not None]
         runs = [each.part.run_id for each in staged_tasks(messages) if each.part.run_id]
         query_id = offset_log.query_id(require_checkpoint(self.options))
         task = StreamingTask(query_id, str(batch_id), runs[0] if runs else "")
-        return self._staging(task, RecordLimits(min(sizes)) if sizes else None, plan)
+        return self._staging(task, RecordLimits(min(sizes)) if sizes else None, self.plan)
+
+    def _as_staged(self, messages: Sequence[CommitMessage]) -> list[StagedTask]:
+        """Returns what the tasks of these messages staged, with the columns and the plan of each.
+
+        A task whose frame is not known, because the report of the frame's first task is missing, gets none;
+        `check_staged_reads` refuses the batch then.
+        """
+        if self.plan is None:
+            return staged_tasks(messages)
+        frames = {
+            (each.read.frame, each.read.plan): sink_columns(
+                self.options, StructType.fromJson(parse_json(each.rows))
+            )
+            for each in messages
+            if each.read is not None and each.rows
+        }
+        found = []
+        for each in messages:
+            if each.staged is None:
+                continue
+            columns: SinkColumns | None = self.columns
+            plan: Plan | None = self.plan
+            if each.read is not None:
+                columns, plan = frames.get((each.read.frame, each.read.plan), (None, None))
+            if plan is not None:
+                plan = replace(plan, refusing=each.refusing, sets_aside=self.sets_aside)
+            found.append(replace(each.staged, columns=columns, plan=plan))
+        return found
 
     def commit_batch_write(self, messages: Sequence[CommitMessage]) -> None:
         from kafka_eos_source.commit import micro_batch
@@ -335,6 +370,10 @@ class StagedSink:
         """
         files = [name for each in staged_tasks(with_reported(messages)) for name in each.files]
         self.folder.remove_parts(self.name or str(batch_id), files)
+        if self.plan is not None:
+            from kafka_eos_source.commit import open_sinks
+
+            open_sinks.ask_again(self.options)  # a rule of a sink may have failed the batch
 
 
 def _task() -> StreamingTask:
@@ -395,14 +434,16 @@ class StagingTask(InputPartition):
         read: what it covers; its attempts differ in `StagedRead.task_attempt_id`.
         sink: the sink, as the driver made it for this batch.
         query_id: id of the query whose checkpoint the sink's options name.
+        rows: `CommitMessage.rows`.
     """
 
-    def __init__(self, read: StagedRead, sink: StagedSink, query_id: str) -> None:
+    def __init__(self, read: StagedRead, sink: StagedSink, query_id: str, rows: str = "") -> None:
         super().__init__(None)
         self.ranges = read.ranges
         self._read = read
         self._sink = sink
         self._query_id = query_id
+        self._rows = rows
 
     def read_task(self, frame: str) -> ReadTask:
         """Returns which task of the batch this is, for the packets of bad records of a frame."""
@@ -421,7 +462,8 @@ class StagingTask(InputPartition):
             raise RuntimeError("the source's read method was called outside a Spark task")
         self._check_query(task)
         message = self._sink.write_frame(rows)
-        message = replace(message, read=replace(self._read, task_attempt_id=uuid.uuid4().hex))
+        read = replace(self._read, task_attempt_id=uuid.uuid4().hex)
+        message = replace(message, read=read, rows=self._rows)
         report = pa.array([report_of(message, self._sink.options, task)], pa.binary())
         yield pa.RecordBatch.from_arrays([report], schema=_SCHEMA)
 
@@ -536,6 +578,7 @@ class StagingPlan:
                 ),
                 sink,
                 query_id,
+                self._rows.json() if number == 0 else "",
             )
             for number, ranges in enumerate(planned)
         ]

@@ -349,7 +349,7 @@ def _json_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:
     if is_.is_nested(kind):
         return f"[{','.join(_json_of(each, kind.value_type, losses) for each in value)}]"
     if is_.is_timestamp(kind):
-        text = str(np.datetime64(value, kind.unit))
+        text = _time_of(value, kind.unit)
         return json.dumps(f"{text}Z" if kind.tz else text)
     if is_.is_date32(kind):
         return json.dumps(str(np.datetime64(value, "D")))
@@ -366,6 +366,18 @@ def _json_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:
     if isinstance(value, decimal.Decimal):
         return f"{value:f}"
     return json.dumps(value) if isinstance(value, bool | int) else json.dumps(str(value))
+
+
+def _time_of(value: int, unit: Any) -> str:
+    """Returns a number of units since 1970 as text.
+
+    NumPy takes the smallest number for "not a time", so its digits after the point are added here.
+    """
+    if value != np.iinfo(np.int64).min or unit == "s":
+        return str(np.datetime64(value, unit))
+    digits = {"ms": 3, "us": 6, "ns": 9}[unit]
+    seconds, rest = divmod(value, 10**digits)
+    return f"{np.datetime64(seconds, 's')}.{rest:0{digits}}"
 
 
 def _key_of(value: Any, kind: pa.DataType, losses: list[bytes]) -> str:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError
 from kafka_eos_source.protocol.packing import (
@@ -99,6 +99,15 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             fix="cast the column, or exclude it with sink.<name>.columns.",
         ) from error
     return pa.schema([field.with_nullable(True) for field in found])
+
+
+def has_arrow_type(field: StructField) -> bool:
+    """Returns whether Arrow can represent the values of a column."""
+    try:
+        arrow_schema(StructType([field]))
+    except InvalidSchemaError:
+        return False
+    return True
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:

@@ -21,7 +21,6 @@ from pyspark.sql.types import StringType, StructType
 
 from kafka_eos_source.errors import (
     InvalidOptionError,
-    InvalidRecordError,
     InvalidSchemaError,
     KafkaEosError,
     SinkFailedError,
@@ -31,7 +30,7 @@ from kafka_eos_source.protocol.packing import CHANGELOG
 from kafka_eos_source.sinks.contract import SinkContext, Stage, StageContext, TwoPhaseSink
 from kafka_eos_source.sinks.row_checks import RowRule
 from kafka_eos_source.sinks.specs import KAFKA, SinkSpec
-from kafka_eos_source.spark.arrow import arrow_schema, fit
+from kafka_eos_source.spark.arrow import arrow_schema, fit, has_arrow_type
 from kafka_eos_source.spark.schema import INVALID, ORIGIN
 from kafka_eos_source.stage.files import PartStage, StagingFolder
 from kafka_eos_source.stage.parts import VerifiedParts
@@ -70,6 +69,7 @@ class Plan:
         own: positions of the columns that sinks may receive.
         frame: Arrow schema of the frame; None if it has a column that Arrow cannot represent, so that rows
             cannot be kept.
+        not_in_arrow: such a column and its type, for people; "" if there is none.
         rules: by name of a sink, the rules of its target for rows (`sinks.contract`).
         refusing: names of the sinks that may refuse rows when they prepare the batch.
         sets_aside: whether invalid rows are set aside, so that rows of a task may have to be staged again.
@@ -82,6 +82,7 @@ class Plan:
     invalid: int | None = None
     own: tuple[int, ...] = ()
     frame: pa.Schema | None = None
+    not_in_arrow: str = ""
     rules: Mapping[str, tuple[RowRule, ...]] = field(default_factory=dict)
     refusing: frozenset[str] = frozenset()
     sets_aside: bool = False
@@ -122,12 +123,30 @@ class Plan:
             routes.append(Route(spec, at, arrow_schema(StructType([schema.fields[each] for each in at]))))
         changelog = names.index(CHANGELOG) if CHANGELOG in names else None
         invalid = names.index(INVALID) if INVALID in names else None
+        frame, not_in_arrow = None, ""
         try:
             frame = arrow_schema(schema)
         except InvalidSchemaError:  # of a column that no sink receives
-            frame = None
+            odd = next(each for each in schema if not has_arrow_type(each))
+            not_in_arrow = f"{odd.name!r} has type {odd.dataType.simpleString()}"
         positions = tuple(map(names.index, own))
-        return cls(tuple(routes), router, changelog, kafka, invalid, positions, frame)
+        return cls(tuple(routes), router, changelog, kafka, invalid, positions, frame, not_in_arrow)
+
+    def check_kept(self) -> None:
+        """Checks that tasks can keep rows if the driver may have to stage them again.
+
+        Raises:
+            InvalidSchemaError: names the column that Arrow cannot represent.
+        """
+        if self.refusing and self.sets_aside and self.frame is None:
+            names = ", ".join(map(repr, sorted(self.refusing)))
+            raise InvalidSchemaError(
+                f"sink {names} may refuse rows when it prepares a batch, and then the driver stages the "
+                f"others again from Arrow files; but column {self.not_in_arrow}, which Arrow cannot "
+                "represent.",
+                fix="cast the column, for example to string, or leave it out of the frame; or set "
+                "onInvalidRecord to 'fail'.",
+            )
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -155,6 +174,11 @@ class Plan:
     def is_in_kept_rows(self, route: Route) -> bool:
         """Returns whether the kept rows have all rows and columns of a sink."""
         return self.keeps(route.spec.name) and set(route.columns) <= set(self.kept)
+
+    @property
+    def outputs(self) -> list[str]:
+        """What the column `sink` may name."""
+        return [*([KAFKA] if self.kafka else []), *(route.spec.name for route in self.routes)]
 
     def destined(self, batch: pa.RecordBatch, output: str) -> pa.Array:
         """Returns which rows of a frame with the column `sink` go to an output.
@@ -227,15 +251,13 @@ class Fanout:
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Stages valid rows for the sinks, and returns those for Kafka; None if rows never go there.
 
-        Raises:
-            InvalidRecordError: if a row names an unknown sink.
+        Args:
+            batch: rows that `stage.invalid_rows` found valid, so that each names a known destination.
         """
         plan = self.plan
         if not batch.num_rows:
             return batch if plan.kafka else None
         to = None if plan.router is None else batch.column(plan.router)
-        if to is not None:
-            self._check_destinations(to)
         if plan.kept:
             self._keep(batch)
         for route in plan.routes:
@@ -330,22 +352,6 @@ class Fanout:
         while self._sinks:
             self._sinks.popitem()[1].close()
 
-    def _check_destinations(self, to: pa.Array) -> None:
-        known = [*([KAFKA] if self.plan.kafka else []), *(route.spec.name for route in self.plan.routes)]
-        wrong = pc.and_kleene(to.is_valid(), pc.invert(pc.is_in(to, value_set=pa.array(known, to.type))))
-        first = pc.index(wrong, True).as_py()
-        if first >= 0:
-            raise InvalidRecordError(
-                f"column {ROUTE!r} is {to[first].as_py()!r} in row {first} of the Arrow batch; expected "
-                f"{', '.join(map(repr, known))}, or null for all sinks.",
-                fix="correct the rows"
-                + (
-                    "."
-                    if self.plan.kafka
-                    else "; for 'kafka', set the option 'topic' or add a column 'topic'."
-                ),
-            )
-
 
 class _InKeptRows:
     """`contract.Stage` of a sink whose rows are among the kept rows."""
@@ -402,18 +408,24 @@ class StagedForSink:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        # all tasks of a batch stage the rows of a sink in the same way
-        receipt = self.receipts[0] if self.receipts else None
-        if not isinstance(receipt, OfKeptRows):
-            yield from self._verified.batches()
-            return
-        name = self.parts[0].sink
-        for each in self._verified.batches():
-            if receipt.router is not None:
-                each = each.filter(destined(each.column(receipt.router), name))
-            if each.num_rows:
-                columns = [each.column(position) for position in receipt.columns]
-                yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        # the frames of a union may have their columns in different orders, and keep rows or not
+        for each in self.parts:
+            part = _part_of(each)
+            if part is None:
+                continue
+            rows = self._verified.batches_of(part)
+            yield from _of_sink(rows, each, self.schema) if isinstance(each.receipt, OfKeptRows) else rows
+
+
+def _of_sink(kept: Iterable[pa.RecordBatch], part: SinkPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows and columns of a sink among the kept rows of a task."""
+    receipt = part.receipt
+    for each in kept:
+        if receipt.router is not None:
+            each = each.filter(destined(each.column(receipt.router), part.sink))
+        if each.num_rows:
+            columns = [each.column(position) for position in receipt.columns]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _part_of(part: SinkPart) -> StagedPart | None:

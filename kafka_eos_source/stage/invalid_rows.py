@@ -188,6 +188,7 @@ class RowChecks:
         if plan is None:
             yield from self._found_for_kafka(batch)
             return
+        yield from _of_destination(batch, plan)
         if plan.kafka:
             yield from _going_to(KAFKA, batch, plan, self._found_for_kafka(batch))
         for route in plan.routes:
@@ -227,6 +228,26 @@ def _found_by(rule: RowRule, column: pa.Array, sink: str | None = None) -> _Foun
         return None
     fix = rule.fix or f"correct or filter such rows; or {SET_ASIDE}."
     return _Found(broken, BROKEN_RULE, f"{rule.message(column.type)}.", fix, sink)
+
+
+def _of_destination(batch: pa.RecordBatch, plan: Plan) -> Iterator[_Found]:
+    """Yields the rows whose destination, the column `sink`, is no output of the query."""
+    if plan.router is None:
+        return
+    to = batch.column(plan.router)
+    wrong = pc.and_(to.is_valid(), pc.invert(pc.is_in(to, value_set=pa.array(plan.outputs, to.type))))
+    if not pc.any(wrong).as_py():
+        return
+    name = batch.schema.names[plan.router]
+    shown = pc.utf8_slice_codeunits(_repaired(to.cast(pa.string())), 0, _LONGEST_NAME)
+    texts = pc.binary_join_element_wise(
+        f"column {name!r}, the destination of the row, is '",
+        shown,
+        f"'; expected {', '.join(map(repr, plan.outputs))}, or null for all of them.",
+        "",
+    )
+    more = "" if plan.kafka else "for 'kafka', set the option 'topic' or add a column 'topic'; "
+    yield _Found(wrong, BROKEN_RULE, texts, f"correct or filter such rows; {more}or {SET_ASIDE}.")
 
 
 def _going_to(output: str, batch: pa.RecordBatch, plan: Plan, found: Iterable[_Found]) -> Iterator[_Found]:

@@ -154,9 +154,15 @@ class VerifiedParts:
         """
         for part in self._parts:
             if part.shards or not with_changes:
-                # a file may have been replaced since it was verified; bytes in memory cannot change
-                found = self._read(part) if part.inline is None else pa.py_buffer(part.inline)
-                yield from pa.ipc.open_stream(found)
+                yield from self.batches_of(part)
+
+    def batches_of(self, part: StagedPart) -> Iterator[pa.RecordBatch]:
+        """Yields the Arrow batches of one of the parts. Raises the error of `batches`."""
+        if not part.rows:
+            return
+        # a file may have been replaced since it was verified; bytes in memory cannot change
+        found = self._read(part) if part.inline is None else pa.py_buffer(part.inline)
+        yield from pa.ipc.open_stream(found)
 
     def _read(self, part: StagedPart) -> pa.Buffer:
         return self._folder.read(self._batch, part, self._copies)

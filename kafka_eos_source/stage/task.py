@@ -47,12 +47,25 @@ class StagedTask:
         dead_letters: the dead letters: those of the task, and those of rows that sinks refused later.
         sinks: the rows for sinks outside Kafka.
         kept: the kept rows (`stage.fanout`); None if there are none. They count in no figure.
+        columns: positions in its frame of the columns that become records.
+        plan: destinations of its rows; None if all go to Kafka. In a union of frames of `map_in_read`, tasks
+            differ in columns and plan. Neither is pickled into a commit message, because a plan has the
+            options of sinks; the driver sets them again.
     """
 
     part: StagedPart
     dead_letters: tuple[StagedPart, ...] = ()
     sinks: tuple[SinkPart, ...] = ()
     kept: StagedPart | None = None
+    columns: SinkColumns | None = None
+    plan: Plan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "columns": None, "plan": None}
+
+    def keeps(self, sink: str) -> bool:
+        """Returns whether the task kept all rows of a sink that it staged."""
+        return self.plan is not None and self.plan.keeps(sink)
 
     @property
     def parts(self) -> tuple[StagedPart, ...]:
@@ -120,7 +133,7 @@ class Staging:
     def again(self, before: StagedTask, refused: Mapping[int, tuple[str, RowRefusal]]) -> StagedTask:
         """Stages the rows of a task again without those that a sink refused, which become dead letters.
 
-        Called on the driver.
+        Called on the driver. Columns and plan are those of the task.
 
         Args:
             before: what the task staged.
@@ -132,18 +145,19 @@ class Staging:
         """
         from kafka_eos_source.stage.parts import VerifiedParts
 
-        plan, kept = self.plan, before.kept
+        plan, kept, columns = before.plan, before.kept, before.columns
+        assert columns is not None
         assert plan is not None
-        assert plan.frame is not None
         assert kept is not None
+        staging = replace(self, columns=columns, plan=plan)
         find = RefusedRows(refused).reasons
         rows = (_whole(each, plan) for each in VerifiedParts(self.folder, self.batch, [kept]).batches())
-        packets = self._packets(before.part)
+        packets = staging._packets(before.part)
 
         def without(invalid: InvalidRows | None, fanout: Fanout | None) -> Iterable[pa.RecordBatch]:
-            return chain(packets, from_batches(rows, self.columns, invalid, fanout, find))
+            return chain(packets, from_batches(rows, columns, invalid, fanout, find))
 
-        staged = self._stage(without, before.part)
+        staged = staging._stage(without, before.part)
         left = 0 if staged.kept is None else staged.kept.rows
         letters = sum(each.rows for each in staged.dead_letters)
         if left + len(refused) != kept.rows or (self.dead_letter_topic and letters != len(refused)):
@@ -218,6 +232,8 @@ class Staging:
             () if dead is None else (replace(dead, run_id=self.run_id),),
             sinks,
             None if fanout is None else fanout.kept,
+            self.columns,
+            self.plan,
         )
 
     def _invalid_rows(self) -> InvalidRows | None:
@@ -287,13 +303,11 @@ class KeptRows:
 
     Attributes:
         folder, batch: where they are.
-        plan: destinations of the rows.
         tasks: what the tasks staged, in their order.
     """
 
     folder: StagingFolder
     batch: str
-    plan: Plan
     tasks: Sequence[StagedTask]
 
     def numbers(self, sink: str, rows: Iterable[int]) -> dict[int, dict[int, int]]:
@@ -304,7 +318,8 @@ class KeptRows:
             rows: numbers, as `contract.Refused` counts them.
 
         Returns:
-            By number of the task: by number of the kept row, the number that the sink gave.
+            By number of the task: by number of the kept row, the number that the sink gave. Rows of tasks
+            that kept none are missing.
 
         Raises:
             StagedPartError: if a part is not what the task wrote.
@@ -315,7 +330,7 @@ class KeptRows:
         for number, task in enumerate(self.tasks):
             count = sum(part.rows for part in task.sinks if part.sink == sink)
             begin, end = np.searchsorted(wanted, (first, first + count))
-            if begin != end:
+            if begin != end and task.keeps(sink):
                 of_sink = wanted[begin:end]
                 at = self._of_sink(task, sink, count)[of_sink - first]
                 found[number] = dict(zip(at.tolist(), of_sink.tolist(), strict=True))
@@ -325,9 +340,9 @@ class KeptRows:
     def origins(self, task: int, rows: Iterable[int]) -> dict[int, str]:
         """Returns where kept rows of a task were read, by their numbers (`invalid_rows.place_of`)."""
         wanted, found, first = sorted(rows), {}, 0
-        names = self._names
-        origin = names.index(ORIGIN) if ORIGIN in names else None
         for batch in self._batches(self.tasks[task]):
+            names = batch.schema.names
+            origin = names.index(ORIGIN) if ORIGIN in names else None
             for row in wanted:
                 if first <= row < first + batch.num_rows:
                     found[row] = place_of(batch, origin, row - first)
@@ -336,20 +351,16 @@ class KeptRows:
 
     def _of_sink(self, task: StagedTask, sink: str, count: int) -> npt.NDArray[np.int64]:
         """Returns the numbers of the kept rows that go to a sink."""
-        if self.plan.router is None:
+        plan = task.plan
+        if plan is None or plan.router is None:
             return np.arange(count)
         from kafka_eos_source.stage.fanout import destined
 
-        at = self.plan.kept.index(self.plan.router)
+        at = plan.kept.index(plan.router)
         masks = [
             destined(each.column(at), sink).to_numpy(zero_copy_only=False) for each in self._batches(task)
         ]
         return np.flatnonzero(np.concatenate(masks))
-
-    @property
-    def _names(self) -> list[str]:
-        assert self.plan.frame is not None
-        return [self.plan.frame.names[at] for at in self.plan.kept]
 
     def _batches(self, task: StagedTask) -> Iterator[pa.RecordBatch]:
         from kafka_eos_source.stage.parts import VerifiedParts

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from kafka_eos_source.commit import open_sinks, two_phase
 from kafka_eos_source.commit.refused_rows import BatchRows
 from kafka_eos_source.commit.two_phase import Refusal
-from kafka_eos_source.errors import InvalidRecordError, SinkFailedError
+from kafka_eos_source.errors import InvalidRecordError, InvalidSchemaError, RestartQueryError
 from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.sinks.contract import RowRefusal
+from kafka_eos_source.sinks.specs import SinkSpec
 from kafka_eos_source.stage import files
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.parts import StagedRows
 from kafka_eos_source.stage.task import StagedTask
-from tests.support.staged_task import Task, frame
+from tests.support.staged_task import FILES, FRAME, Task, frame
 
 
 @pytest.fixture
@@ -118,10 +121,59 @@ def test_rows_that_were_not_kept_stop_the_query(
     """Somebody added a constraint while the query runs: the next start asks the sink again."""
     task.refusing, task.sets_aside = (), sets_aside
     batch = batch_of(task, [task.staging.batches([frame([{"id": each} for each in range(4)])])], monkeypatch)
-    wanted = SinkFailedError if sets_aside else InvalidRecordError
+    wanted = RestartQueryError if sets_aside else InvalidRecordError
     with pytest.raises(
         wanted, match=r"refuses (at least )?3 of 4 rows of batch 7: column 'id': duplicate key; no; no\."
     ) as found:
         batch.without(Refusal("table", REFUSED, 4))
-    assert ("restart the query" in found.value.fix) is sets_aside
+    assert ("start the query again" in found.value.fix) is sets_aside
     assert ("at least 3" in found.value.message) is not sets_aside
+
+
+def test_rows_that_only_some_tasks_kept_stop_the_query(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sources plan the batch, and only the second one asked the sink after a constraint was added."""
+    early = replace(task, refusing=()).staging.batches([frame([{"id": 0}, {"id": 1}])])
+    late = task.staging.batches([frame([{"id": 2}, {"id": 3}])])
+    batch = batch_of(task, [early, late], monkeypatch)
+    with pytest.raises(RestartQueryError, match="refuses 3 of 4 rows of batch 7") as found:
+        batch.without(Refusal("table", REFUSED, 4))
+    assert "made from the record of topic in, partition 0, offset 20" in found.value.message
+    assert batch.tasks == [early, late]
+    _, sinks = batch.without(Refusal("table", {2: RowRefusal("no")}, 4))
+    assert ids(sinks, "table") == [0, 1, 3], "rows of a task that kept its rows can be set aside"
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "wanted"),
+    [
+        (
+            ("value", "id"),
+            None,
+            "column 'id' of type int64, another has column 'value' of type string",
+        ),
+        (("id",), None, "column 'value' of type string, another has no column"),
+        (
+            ("id", "value"),
+            StructField("id", IntegerType()),
+            "column 'id' of type int64, another has column 'id' of type int32",
+        ),
+    ],
+)
+def test_frames_of_a_union_that_differ_in_the_columns_of_a_sink_are_refused(
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: tuple[str, ...],
+    field: StructField | None,
+    wanted: str,
+) -> None:
+    """The sink would get batches of another schema than the one that it knows."""
+    fields = [field if field is not None and each.name == field.name else each for each in FRAME]
+    sinks = (SinkSpec("table", "memory", columns=columns), FILES)
+    other = replace(task, frame=StructType(fields), sinks=sinks, rules={})
+    given = frame([{"id": 1}])
+    if field is not None:
+        given = given.set_column(2, "id", given["id"].cast("int32"))
+    tasks = [task.staging.batches([frame([{"id": 0}])]), other.staging.batches([given])]
+    with pytest.raises(InvalidSchemaError, match=f"sink 'table': where one has {wanted}") as found:
+        batch_of(task, tasks, monkeypatch)
+    assert "sink.table.columns" in found.value.fix

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, CalendarIntervalType, StructField, StructType
 
-from kafka_eos_source.commit import at_least_once, micro_batch
+from kafka_eos_source.commit import at_least_once, micro_batch, open_sinks
 from kafka_eos_source.datasource import sink
 from kafka_eos_source.datasource import writer as stream_writer
 from kafka_eos_source.datasource.sink import CommitMessage, StagedSink
@@ -27,6 +28,7 @@ from kafka_eos_source.in_read.step import with_column_of_packets
 from kafka_eos_source.model import StagedPart, TaskFigures, WrittenPart
 from kafka_eos_source.observe import background
 from kafka_eos_source.observe.journal import query_journal, query_journals
+from kafka_eos_source.options.checked import WriteOptions
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol import offset_log
 from kafka_eos_source.protocol.identity import derived_application_id
@@ -351,3 +353,35 @@ def test_an_abort_tolerates_tasks_that_sent_no_message(elsewhere: Sink) -> None:
     stream_writer._ArrowStreamWriter(cast(Any, sink), None).abort([None, CommitMessage(StagedTask(PART))], 5)
     assert sink.calls == [("discard", 1)]
     stream_writer._BatchWriter(elsewhere("write-1"), None).abort([None, CommitMessage(StagedTask(PART))])
+
+
+@pytest.fixture
+def with_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagedSink:
+    """Returns a sink with a sink outside Kafka that may refuse rows, and a column unknown to Arrow."""
+    (tmp_path / "metadata").write_text('{"id":"query"}')
+    given = {"kafka.bootstrap.servers": "b:9092", "topic": "out", "checkpointLocation": str(tmp_path)}
+    given |= {"sinks": "db", "sink.db.type": "memory", "sink.db.columns": "value"}
+    given |= {"onInvalidRecord": "dead-letter", "deadLetter.topic": "dead"}
+    options = parse_write(given, streaming=True)
+    columns, plan = sink.sink_columns(
+        options, StructType([*FRAME.fields, StructField("every", CalendarIntervalType())])
+    )
+    monkeypatch.setattr(open_sinks, "make_ready", lambda _, plan: replace(plan, refusing=frozenset({"db"})))
+    return StagedSink.of_stream(options, columns, plan, in_read=False)
+
+
+def test_rows_that_cannot_be_kept_are_refused_on_the_driver(with_a_sink: StagedSink) -> None:
+    with pytest.raises(InvalidSchemaError, match="column 'every' has type interval"):
+        _ = with_a_sink.destinations
+    lenient = replace(with_a_sink, options=replace(with_a_sink.options, on_invalid_record="fail"))
+    assert lenient.destinations is not None
+
+
+def test_after_an_abort_the_sinks_are_asked_again(
+    with_a_sink: StagedSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may have failed by a rule, and somebody then corrects the table and starts the query again."""
+    asked: list[WriteOptions] = []
+    monkeypatch.setattr(open_sinks, "ask_again", asked.append)
+    with_a_sink.discard([], 0)
+    assert asked == [with_a_sink.options]

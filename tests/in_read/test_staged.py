@@ -79,9 +79,9 @@ class Query:
         log.mkdir(parents=True, exist_ok=True)
         (log / str(batch_id)).write_text(f'v1\n{{"batchTimestampMs":{batch_id}}}\n{end.to_json()}')
 
-    def tasks(self, rows: StructType = ROWS, **options: str) -> list[StagingTask]:
+    def tasks(self, rows: StructType = ROWS, frame: str = "frame", **options: str) -> list[StagingTask]:
         """Returns the reading tasks of the batch, as they arrive in their workers."""
-        plan = StagingPlan("frame", rows, parse_sink_in_read({**self.sink, **options}), lossy=False)
+        plan = StagingPlan(frame, rows, parse_sink_in_read({**self.sink, **options}), lossy=False)
         found = plan.tasks(START.to_dict(), END.to_dict(), RANGES)
         return [each for each in pickle.loads(pickle.dumps(found)) if isinstance(each, StagingTask)]
 
@@ -231,6 +231,38 @@ def test_dead_letters_and_sinks_outside_kafka_are_staged_in_the_read(
     assert [(part.rows, part.dead_letters) for part in call["parts"]] == [(1, 0), (1, 1)] * 2
     assert [(part.sink, part.rows) for part in call["sink_parts"]] == [("files", 1)] * 2
     assert call["options"].kafka["batch.size"], "as for a task of the sink, batches fit the topics"
+
+
+def test_the_commit_knows_the_columns_of_each_frame_of_a_union(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink only gets the schema of one of the frames, and not what their planners knew."""
+    calls, refusing = committed(monkeypatch), iter([{"db"}, set(), set()])
+    monkeypatch.setattr("kafka_eos_source.commit.open_sinks.cluster_id", lambda *_, **_more: "cluster")
+    monkeypatch.setattr(
+        "kafka_eos_source.commit.open_sinks.make_ready",
+        lambda _, plan: replace(plan, refusing=frozenset(next(refusing, ()))),
+    )
+    sink = {"sinks": "db", "sink.db.type": "memory", "sink.db.columns": "key,value"}
+    turned = StructType(list(reversed(ROWS.fields)))
+    found = [
+        (rows, list(task.run(rows_of("a", schema=rows))))
+        for rows, frame in ((ROWS, "a"), (turned, "b"))
+        for task in query.tasks(rows, frame, **sink)
+    ]
+    batches = [batch for _, of_task in found for batch in of_task]
+    message = query.writer(ROWS, **sink).write(iter(reversed(batches)))
+    assert [bool(each.rows) for each in message.reports] == [False, True] * 2, "once for each frame"
+    assert {each.staged.plan for each in message.reports} == {None}, "it has the options of sinks"
+    query.writer(ROWS, **sink).commit([message], 0)
+    tasks = calls[0]["tasks"]
+    assert [(each.columns.key, each.columns.value) for each in tasks] == [(0, 1)] * 2 + [(1, 0)] * 2
+    assert [each.plan.routes[0].columns for each in tasks] == [(0, 1)] * 2 + [(1, 0)] * 2
+    assert [each.plan.refusing for each in tasks] == [{"db"}] * 2 + [frozenset()] * 2
+    query.writer(ROWS, **sink).commit([replace(message, reports=message.reports[2:])], 0)
+    assert {each.plan.routes[0].columns for each in calls[1]["tasks"]} == {(0, 1)}
+    query.writer(ROWS, **sink).commit([replace(message, reports=message.reports[:1])], 0)
+    assert calls[2]["tasks"][0].plan is None, "the report that has the schema is missing"
 
 
 def test_an_aborted_batch_deletes_the_files_of_the_tasks_that_read(query: Query) -> None:

@@ -33,6 +33,8 @@ from kafka_eos_source.protocol.offset_log import PlannedBatch
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.runtime.deadline import Deadline
 from kafka_eos_source.secrets import MASK, Secrets
+from kafka_eos_source.spark.schema import SinkColumns
+from kafka_eos_source.stage.fanout import Plan
 from kafka_eos_source.stage.task import StagedTask
 from tests.support.simulated_kafka import SimulatedKafka
 
@@ -236,10 +238,13 @@ def test_commit_messages_contain_no_options() -> None:
     """A task's message to the driver holds only its staged part, and no options."""
     part = StagedPart("", 1, 2, 3, topics=(("t", -1),), inline=b"rows", run_id="r")
     message = CommitMessage(StagedTask(part), planned=PlannedBatch(7, "digest"))
-    fields = {"staged", "planned", "written", "record_bytes", "refusing", "read", "reports"}
+    fields = {"staged", "planned", "written", "record_bytes", "refusing", "read", "rows", "reports"}
     assert set(vars(message)) == fields
     staged = {"part", "dead_letters", "sinks", "kept"}
-    assert set(vars(message.staged)) == staged, "of sinks, only names, rows and receipts"
+    of_driver = {"columns", "plan"}
+    assert set(vars(message.staged)) == staged | of_driver, "of sinks, only names, rows and receipts"
+    known = StagedTask(part, columns=SinkColumns(*[0] * 6), plan=Plan((), None, None, kafka=True))
+    assert pickle.loads(pickle.dumps(known)) == StagedTask(part), "what the driver knows is not pickled"
     covered = {"frame", "plan", "position", "task", "tasks", "task_attempt_id", "ranges", "lossy"}
     assert set(StagedRead.__dataclass_fields__) == covered
     assert set(vars(part)) == set(StagedPart.__dataclass_fields__)

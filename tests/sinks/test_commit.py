@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -13,15 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_eos_source.commit import open_sinks
+from kafka_eos_source.commit import micro_batch, open_sinks
 from kafka_eos_source.commit.two_phase import Fate, Sinks, fate, named_by
 from kafka_eos_source.errors import (
     InvalidOptionError,
     InvalidSchemaError,
+    RestartQueryError,
     SinkFailedError,
     SinkUndecidedError,
     UnavailableError,
 )
+from kafka_eos_source.observe.trace import Trace
 from kafka_eos_source.options.parse import parse_write
 from kafka_eos_source.protocol.token import UNDECIDED, PreparedSinks, Token
 from kafka_eos_source.runtime.deadline import Deadline
@@ -471,6 +475,56 @@ def with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     monkeypatch.setattr(WithRules, "asked", 0)
     options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
     return lambda: open_sinks.make_ready(options, plan(options))
+
+
+@pytest.mark.parametrize("fails_in", ["this process", "another process"])
+def test_after_a_batch_has_failed_sinks_are_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_in: str
+) -> None:
+    """An error says that the next start asks the sink again. Another process may pickle the tasks then."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(WithRules, "asked", 0)
+    options = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
+    other = given_options(tmp_path, **{"sink.right.type": f"{__name__}:WithRules"})
+    for each in (options, other, options):
+        open_sinks.make_ready(each, plan(each))
+    assert WithRules.asked == 2
+    monkeypatch.setattr(WithRules, "most", 7)
+    if fails_in == "this process":
+        open_sinks.ask_again(options)
+    else:
+        with monkeypatch.context() as process:
+            for name in ("_ready", "_marks"):
+                process.setattr(open_sinks, name, {})
+            process.setattr(open_sinks, "_opened", OrderedDict())
+            open_sinks.ask_again(options)
+    for _ in range(2):
+        found = open_sinks.make_ready(options, plan(options))
+    assert found.rules["right"] == (LongestText(column="name", most=7),)
+    open_sinks.make_ready(other, plan(other))
+    assert WithRules.asked == 3, "once, and only the query that failed"
+
+
+def test_a_commit_that_fails_lets_sinks_be_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def run(self) -> None:
+            raise RestartQueryError("a row that nobody kept")
+
+    asked: list[object] = []
+    monkeypatch.setattr(micro_batch, "Commit", Failing)
+    monkeypatch.setattr(open_sinks, "ask_again", asked.append)
+    options = given_options(tmp_path, **{"sink.right.type": "memory"})
+    batch = SimpleNamespace(application_id=options.application_id, batch_id=7)
+    work: Any = SimpleNamespace(
+        request=SimpleNamespace(batch=batch), staged=None, identity_file=None, sinks=object(), restage=None
+    )
+    with pytest.raises(RestartQueryError):
+        micro_batch._commit(options, work, Trace())
+    assert asked == [options]
 
 
 def test_the_rules_of_a_sink_are_asked_for_once_a_minute(

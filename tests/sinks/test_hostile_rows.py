@@ -244,6 +244,21 @@ def test_files(kind: str, rows: pa.Table) -> None:
             assert {tuple(each.schema.names) for each in found} == {tuple(rows.schema.names)}
 
 
+@pytest.mark.parametrize(
+    ("unit", "end"), [("ms", "T16:47:04.192"), ("us", "T19:59:05.224192"), ("ns", "T00:12:43.145224192")]
+)
+def test_the_smallest_time_is_a_time(unit: Any, end: str) -> None:
+    """NumPy has no text for it."""
+    numbers = pa.array([-(2**63), -(2**63) + 1, None])
+    (first, second, null), exact = (
+        each.to_pylist()
+        for each in rows_as_json(pa.record_batch({"at": numbers.cast(pa.timestamp(unit, "UTC"))}))
+    )
+    assert first.endswith(f'{end}Z"}}'.encode())
+    assert first[:-4] == second[:-4], "one unit earlier"
+    assert (null, exact) == (b'{"at":null}', [True] * 3)
+
+
 def _comparable(line: bytes) -> str:
     """Returns a line of JSON as text in which equal numbers are equal, also those of 32 bits."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from kafka_eos_source.errors import InvalidRecordError, StagedPartError
 from kafka_eos_source.model import ReadTask
@@ -23,7 +24,7 @@ from kafka_eos_source.spark.schema import ORIGIN
 from kafka_eos_source.stage.fanout import Plan, SinkPart
 from kafka_eos_source.stage.files import StagingFolder
 from kafka_eos_source.stage.staging import SealingPlan
-from kafka_eos_source.stage.task import KeptRows
+from kafka_eos_source.stage.task import KeptRows, StagedTask
 from tests.support.staged_task import FRAME, Task, frame
 
 
@@ -277,9 +278,100 @@ def test_rows_that_a_sink_staged_itself_are_staged_again(task: Task) -> None:
     staging = replace(task.staging, plan=plan)
     before = staging.batches([frame([{"id": each} for each in range(3)])])
     assert before.sinks == (SinkPart("table", 3, [0, 1, 2]),)
-    numbers = KeptRows(task.folder, "7", plan, [before]).numbers("table", [1])
+    numbers = KeptRows(task.folder, "7", [before]).numbers("table", [1])
     assert numbers == {0: {1: 1}}
     assert staging.again(before, {1: ("table", RowRefusal("no"))}).sinks == (SinkPart("table", 2, [0, 2]),)
+
+
+# -- destinations ----------------------------------------------------------------------------------
+
+
+def going_to(names: list[bytes | None]) -> pa.RecordBatch:
+    """Returns rows with bytes in the column `sink`, which need not be UTF-8."""
+    rows = frame([{"id": number} for number in range(len(names))])
+    to = pa.Array.from_buffers(pa.string(), len(names), pa.array(names, pa.binary()).buffers())
+    at = rows.schema.names.index("sink")
+    return rows.set_column(at, rows.schema.field(at), to)
+
+
+@pytest.mark.parametrize("kafka", [True, False])
+def test_a_row_for_an_unknown_destination_is_invalid(task: Task, kafka: bool) -> None:
+    task.kafka = kafka
+    names = [b"table", b"nowhere", b"\xff", None, b"files", b"" if kafka else b"kafka"]
+    staged = task.staging.batches([going_to(names)])
+    assert (task.of_sink("table", staged), task.of_sink("files", staged)) == ([0, 3], [3, 4])
+    assert task.records(staged) == (["v3"] if kafka else [])
+    letters = task.letters(staged)
+    outputs = "'kafka', 'table', 'files'" if kafka else "'table', 'files'"
+    assert [each.about.message for each in letters] == [
+        f"column 'sink', the destination of the row, is '{shown}'; expected {outputs}, or null for all of "
+        "them."
+        for shown in ("nowhere", "\ufffd", "" if kafka else "kafka")
+    ]
+    assert [json.loads(each.value or b"")["id"] for each in letters] == [1, 2, 5]
+    assert {(each.key, each.about.sink, each.about.target_topic) for each in letters} == {(None, None, None)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [(b"nowhere", "nowhere"), (b"\xff", "\ufffd"), (b"kafka", "kafka")]
+)
+def test_an_unknown_destination_that_fails_the_batch_is_named(task: Task, name: bytes, shown: str) -> None:
+    task.kafka = task.sets_aside = False
+    with pytest.raises(
+        InvalidRecordError, match=rf"is '{shown}'; expected .* in row 1 of the Arrow batch, made from"
+    ) as found:
+        task.staging.batches([going_to([None, name])])
+    assert "for 'kafka', set the option 'topic'" in found.value.fix
+
+
+# -- tasks of other frames, and of other times ------------------------------------------------------
+
+
+@pytest.fixture
+def turned(task: Task) -> Task:
+    """Returns a task of another frame of the same query: its columns are in another order."""
+    return replace(task, frame=StructType(list(reversed(FRAME.fields))))
+
+
+def of_frame(task: Task, rows: list[dict[str, Any]]) -> StagedTask:
+    return task.staging.batches([frame(rows).select(task.frame.names)])
+
+
+@pytest.mark.parametrize("kept", [(), ("table",)])
+def test_frames_of_a_union_have_their_columns_in_different_orders(
+    task: Task, turned: Task, kept: tuple[str, ...]
+) -> None:
+    task.refusing = turned.refusing = kept
+    tasks = of_frame(task, [{"id": 1}, {"id": 2, "sink": "files"}]), of_frame(turned, [{"id": 3}])
+    for ordered in (tasks, tuple(reversed(tasks))):
+        assert sorted(task.of_sink("table", *ordered)) == [1, 3]
+        assert sorted(task.of_sink("files", *ordered)) == [1, 2, 3]
+
+
+def test_the_driver_stages_rows_with_the_columns_of_their_own_frame(task: Task, turned: Task) -> None:
+    """The driver knows the frame that the sink writes, which may be another one of the union."""
+    before = of_frame(turned, [{"id": 1}, {"id": 2, "sink": "files"}, {"id": 3}])
+    kept = task.kept(before)
+    assert kept.numbers("table", [1]) == {0: {2: 1}}
+    assert kept.origins(0, [2]) == {2: "made from the record of topic in, partition 0, offset 30"}
+    staged = task.staging.again(before, {2: ("table", RowRefusal("no"))})
+    assert task.of_sink("table", staged) == [1]
+    assert task.of_sink("files", staged) == [1, 2]
+    assert task.records(staged) == ["v1"]
+    (letter,) = task.letters(staged)
+    assert (letter.key, letter.value, letter.about.origin_offset) == (b"k", b"v3", 30)
+    assert task.of_sink("table", task.staging.again(staged, {0: ("table", RowRefusal("no"))})) == []
+
+
+def test_tasks_differ_in_whether_they_keep_rows(task: Task) -> None:
+    """Two sources plan a batch, and somebody adds a constraint between the moments when they ask the sink."""
+    early = of_frame(replace(task, refusing=()), [{"id": 1}, {"id": 2, "sink": "files"}])
+    late = of_frame(task, [{"id": 3}, {"id": 4, "sink": "files"}, {"id": 5}])
+    for tasks in ((early, late), (late, early)):
+        assert sorted(task.of_sink("table", *tasks)) == [1, 3, 5]
+        assert sorted(task.of_sink("files", *tasks)) == [1, 2, 3, 4, 5]
+    assert task.kept(early, late).numbers("table", [0, 2]) == {1: {2: 2}}, "the early task kept no rows"
+    assert task.of_sink("table", early, task.staging.again(late, {2: ("table", RowRefusal("no"))})) == [1, 3]
 
 
 class StagesItself(MemorySink):

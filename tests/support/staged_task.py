@@ -77,10 +77,12 @@ class Task:
     rules: dict[str, tuple[RowRule, ...]] | None = None
     inline: int = 1 << 20
     sealing: SealingPlan | None = None
+    frame: StructType = FRAME
+    sinks: tuple[SinkSpec, ...] = (TABLE, FILES)
 
     @property
     def staging(self) -> Staging:
-        plan = Plan.of([TABLE, FILES], FRAME, kafka=self.kafka)
+        plan = Plan.of(self.sinks, self.frame, kafka=self.kafka)
         plan = replace(
             plan,
             rules=OF_TABLE if self.rules is None else self.rules,
@@ -89,9 +91,9 @@ class Task:
         )
         topic = "out" if self.kafka else None
         return Staging(
-            columns=check_frame(FRAME, topic_option="out", include_timestamp=False)
+            columns=check_frame(self.frame, topic_option="out", include_timestamp=False)
             if self.kafka
-            else only_changelog(FRAME),
+            else only_changelog(self.frame),
             folder=self.folder,
             batch="7",
             inline_bytes=self.inline,
@@ -107,9 +109,7 @@ class Task:
         )
 
     def kept(self, *tasks: StagedTask) -> KeptRows:
-        plan = self.staging.plan
-        assert plan is not None
-        return KeptRows(self.folder, "7", plan, tasks)
+        return KeptRows(self.folder, "7", tasks)
 
     def records(self, task: StagedTask) -> list[str]:
         """Returns the values of the rows that go to Kafka."""
