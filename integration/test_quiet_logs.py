@@ -109,7 +109,8 @@ def test_a_query_that_is_stopped_prints_nothing_and_one_that_fails_its_error_onc
         assert "=== Streaming Query ===" in done.stderr
         return
     until_stopped, failed = done.stderr.split("-- stopped\n")
-    (hint,) = until_stopped.splitlines()
+    hint, *more = until_stopped.splitlines()
+    assert more == []
     assert "KAFKA_EOS_QUIET_LOGS=false shows everything" in hint
     lines = failed.splitlines()
     assert len(lines) <= 7, failed
