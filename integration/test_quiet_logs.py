@@ -79,6 +79,7 @@ def start(app, topic):
 query = start(app.query("stopped"), orders)
 while not query.recentProgress or not query.status["isTriggerActive"]:
     assert query.isActive
+print("-- stopping", file=sys.stderr, flush=True)
 query.stop()
 print("-- stopped", file=sys.stderr, flush=True)
 start(app.query("failing"), bad).awaitTermination()
@@ -108,8 +109,13 @@ def test_a_query_that_is_stopped_prints_nothing_and_one_that_fails_its_error_onc
         assert "\tat org.apache.spark" in done.stderr
         assert "=== Streaming Query ===" in done.stderr
         return
-    until_stopped, failed = done.stderr.split("-- stopped\n")
-    hint, *more = until_stopped.splitlines()
+    before, rest = done.stderr.split("-- stopping\n")
+    while_stopping, failed = rest.split("-- stopped\n")
+    assert while_stopping == ""
+    # Spark warns while a busy machine lets no task begin for 15 s
+    hint, *more = [
+        line for line in before.splitlines() if "Initial job has not accepted any resources" not in line
+    ]
     assert more == []
     assert "KAFKA_EOS_QUIET_LOGS=false shows everything" in hint
     lines = failed.splitlines()
