@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -213,9 +212,6 @@ def staged_frame(schema: StructType) -> StagedFrame | None:
 
 _log = logging.getLogger(__name__)
 
-#: The process of a query that was stopped a moment ago may live so much longer, in seconds.
-_PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
-
 
 class StagedRun:
     """A run of a query whose reading tasks stage the rows; held by the source's planning process.
@@ -244,12 +240,8 @@ def is_staged_in_read(checkpoint: str) -> bool:
         checkpoint: option ``checkpointLocation`` of the sink.
     """
     folder, name = _folder(), _name(checkpoint)
-    until = time.monotonic() + _PATIENCE_SECONDS
     try:
-        while folder.is_held(name):
-            if time.monotonic() > until:
-                return True
-            time.sleep(_PAUSE_SECONDS)
+        return folder.stays_held(name)
     except OSError as error:
         _log.warning("cannot check that the frame is an unchanged staged frame: %s", error)
     return False

@@ -32,6 +32,9 @@ from urllib.parse import quote, unquote
 
 from kafka_eos_source.errors import InvalidOptionError
 
+#: How long `PrivateFolder.stays_held` waits, and how often it looks, in seconds.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
+
 #: Modes of folders and files that only their owner may access.
 OWNERS_FOLDER, OWNERS_FILE = 0o700, 0o600
 #: File systems on disks or in the memory of this host, which no other host can change.
@@ -577,6 +580,19 @@ class PrivateFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
+        return False
+
+    def stays_held(self, name: str) -> bool:
+        """Returns whether a process holds a file (`hold`), and goes on to do so for 5 s.
+
+        The process of a query that was stopped a moment ago may live a little longer, so this waits for its
+        end. Raises the errors of `is_held`.
+        """
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while self.is_held(name):
+            if time.monotonic() > until:
+                return True
+            time.sleep(_PAUSE_SECONDS)
         return False
 
     def files(self) -> dict[str, str]:

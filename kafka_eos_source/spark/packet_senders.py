@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from typing import BinaryIO
 
 from kafka_eos_source.runtime.folders import PrivateFolder
@@ -102,9 +101,6 @@ def _folder(task: StreamingTask) -> PrivateFolder:
 #: Ends the name of the file that a planning process holds as long as it lives.
 _HELD = ".held"
 
-#: How long to wait for the end of a process that was stopped, in seconds.
-_PATIENCE_SECONDS, _PAUSE_SECONDS = 5.0, 0.05
-
 
 class PlannedReads:
     """Notes on the driver's host which batches the reading tasks of one frame send packets for.
@@ -162,16 +158,10 @@ def planned_reads(application_id: str) -> dict[str, str]:
 
 
 def is_running(application_id: str, frame: str) -> bool:
-    """Returns whether the process that plans the reads of a frame lives.
-
-    That of a query which was stopped a moment ago may live a little longer, so this waits for its end.
-    """
-    folder, until = _planned(application_id), time.monotonic() + _PATIENCE_SECONDS
+    """Returns whether the process that plans the reads of a frame lives (`PrivateFolder.stays_held`)."""
+    folder = _planned(application_id)
     try:
-        while folder.is_held(frame + _HELD):
-            if time.monotonic() > until:
-                return True
-            time.sleep(_PAUSE_SECONDS)
+        return folder.stays_held(frame + _HELD)
     except OSError as error:
         warn_once(_log, f"cannot find out whether a read still runs: {error}. {_CONSEQUENCE}")
     return False

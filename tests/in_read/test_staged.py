@@ -28,7 +28,6 @@ from kafka_eos_source.errors import (
     UnavailableError,
 )
 from kafka_eos_source.in_read import frame as in_read_frame
-from kafka_eos_source.in_read import staged
 from kafka_eos_source.in_read.staged import STAGED, staged_frame, staged_frame_schema
 from kafka_eos_source.in_read.step import MapInRead, ReadColumn, ReadColumns, packed_frame_schema
 from kafka_eos_source.model import OffsetRange, TopicPartition
@@ -38,6 +37,7 @@ from kafka_eos_source.protocol.offset_log import SourcePosition
 from kafka_eos_source.read.fetch import ReadSettings
 from kafka_eos_source.read.settings import schema_of
 from kafka_eos_source.read.task import TaskRead
+from kafka_eos_source.runtime import folders
 from kafka_eos_source.secrets import bare_url
 from kafka_eos_source.spark.arrow import arrow_schema
 from kafka_eos_source.spark.pickled import to_bytes
@@ -586,7 +586,7 @@ def test_a_frame_that_was_computed_from_reports_is_refused(
     query: Query, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expressions drop the metadata of a column, so only the run tells the sink about them."""
-    monkeypatch.setattr(staged, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(folders, "_PATIENCE_SECONDS", 0.0)
     cast = StructType([StructField("value", StringType())])
     options = parse_write({**query.sink, "processing.guarantee": guarantee}, streaming=True)
     plan = StagingPlan("frame", ROWS, parse_sink_in_read(query.sink), lossy=False)

@@ -10,7 +10,7 @@ from kafka_eos_source.commit.micro_batch import _planned_reads
 from kafka_eos_source.errors import StagedReadError
 from kafka_eos_source.model import ReadPart, ReadTask, StagedPart, TopicPartition
 from kafka_eos_source.protocol.offset_log import LoggedOffsets, SourcePosition
-from kafka_eos_source.spark import packet_senders
+from kafka_eos_source.runtime import folders
 from kafka_eos_source.spark.packet_senders import PlannedReads, is_running, planned_reads
 from kafka_eos_source.stage.parts import check_planned_reads
 
@@ -18,7 +18,7 @@ from kafka_eos_source.stage.parts import check_planned_reads
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(packet_senders, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(folders, "_PATIENCE_SECONDS", 0.0)
 
 
 def position(end: int) -> SourcePosition:
